@@ -1,0 +1,96 @@
+"""PoLO: prove that you trained a model and that it is yours.
+
+Training is cut into *shards*. Each shard presses a watermark into the weights that is derived,
+by hash, from the checkpoint before it; a verifier walks the chain backwards and reads every mark.
+
+A trainer adds three lines to a PyTorch loop:
+
+    prover = polo.Prover("enrolment/", key="alice.key", store="proof/")
+    with prover.attach(model, optimizer):
+        for epoch in range(prover.epoch, epochs):
+            train_one_epoch(...)
+            prover.end_epoch(evaluate=lambda: accuracy(model))
+    proof = prover.finish()
+
+A buyer checks the proof offline:
+
+    verdict = polo.verify("proof/", trust="issuer.pub")
+    verdict.outcome, verdict.headline()
+
+An issuer fixes the terms:
+
+    terms = polo.make_terms(polo.tasks.load("digits"), bits=256)
+    polo.enrol(terms, identity=public_key, issuer=issuer_key).save("enrolment/")
+
+What the parts are called, from the bottom up: `polo.protocol` (what both sides must agree on, byte
+for byte), `polo.weights`, `polo.watermark` (reading), `polo.embedding` (pressing),
+`polo.privacy`, `polo.storage`, `polo.prover`, `polo.verifier`, `polo.cli`.
+
+Names are imported when they are first used: `import polo` loads neither numpy nor torch.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from polo._version import __version__
+
+if TYPE_CHECKING:
+    from polo import errors, keys, tasks, weights
+    from polo.enrolment import capacity_of, enrol, make_terms
+    from polo.errors import PoloError
+    from polo.keys import Identity, TrustStore
+    from polo.prover import EmbeddingWarning, Proof, Prover
+    from polo.receipts import OfflineEnrolment
+    from polo.verifier import Outcome, Policy, Verdict, verify
+
+_HOMES = {
+    "EmbeddingWarning": "polo.prover",
+    "Identity": "polo.keys",
+    "OfflineEnrolment": "polo.receipts",
+    "Outcome": "polo.verifier",
+    "Policy": "polo.verifier",
+    "PoloError": "polo.errors",
+    "Proof": "polo.prover",
+    "Prover": "polo.prover",
+    "TrustStore": "polo.keys",
+    "Verdict": "polo.verifier",
+    "capacity_of": "polo.enrolment",
+    "enrol": "polo.enrolment",
+    "make_terms": "polo.enrolment",
+    "verify": "polo.verifier",
+}
+_MODULES = ("errors", "keys", "tasks", "weights")
+
+__all__ = [
+    "EmbeddingWarning",
+    "Identity",
+    "OfflineEnrolment",
+    "Outcome",
+    "Policy",
+    "PoloError",
+    "Proof",
+    "Prover",
+    "TrustStore",
+    "Verdict",
+    "__version__",
+    "capacity_of",
+    "enrol",
+    "errors",
+    "keys",
+    "make_terms",
+    "tasks",
+    "verify",
+    "weights",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"polo.{name}")
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'polo' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

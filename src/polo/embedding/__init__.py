@@ -1,0 +1,1 @@
+"""Pressing marks in while the user trains: gradients, optimizer hook, finishing step. torch."""

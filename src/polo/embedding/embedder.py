@@ -1,0 +1,76 @@
+"""The mark of the current shard in a live model: pressed, read, finished."""
+
+from dataclasses import dataclass
+
+import torch
+
+from polo.embedding.placement import Placement
+from polo.embedding.presses import press
+from polo.protocol.carrier import Carrier
+from polo.protocol.detection import MILLION, Reading
+from polo.protocol.records import Terms
+from polo.watermark import mark as marks
+from polo.watermark import reading as readings
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What the finishing step would do, or did.
+
+    Attributes:
+        reading: The mark after it.
+        turned: Bits it turned right.
+        largest: Largest relative edit of a block, in millionths.
+        values: The weights after it.
+    """
+
+    reading: Reading
+    turned: int
+    largest: int
+    values: torch.Tensor
+
+
+class Embedder:
+    """Presses one mark into a model, step by step."""
+
+    def __init__(
+        self,
+        terms: Terms,
+        carrier: Carrier,
+        seed: bytes,
+        parameters: dict[str, torch.nn.Parameter],
+    ) -> None:
+        self.mark = marks.derive(terms, carrier, seed)
+        self._placement = Placement(carrier, self.mark.blocks, parameters)
+        self._press = press(self.mark, terms, self._placement.device)
+
+    @torch.no_grad()
+    def add_gradient(self, scale: torch.Tensor | float = 1.0) -> None:
+        """Add λ∇l_Λ, times the loss scale, to the model's gradients."""
+        gradient = self._press.gradient(self._placement.gather())
+        if not isinstance(scale, float) or scale != 1.0:
+            gradient = gradient * scale
+        self._placement.add_to_gradients(gradient)
+
+    @torch.no_grad()
+    def read(self) -> Reading:
+        """The mark as it is in the model now."""
+        return self._read(self._placement.gather(torch.float64))
+
+    @torch.no_grad()
+    def finish(self) -> Finished:
+        """The finishing step, worked out but not yet applied."""
+        before = self._placement.gather(torch.float64).cpu()
+        # What the parameters' own type keeps of the edit is what counts.
+        after = self._placement.rounded(self._press.finish(before))
+        edit = (after - before).norm(dim=1) / before.norm(dim=1).clamp(min=1e-300)
+        reading = self._read(after)
+        turned = reading.matches - self._read(before).matches
+        return Finished(reading, max(0, turned), int(float(edit.max()) * MILLION), after)
+
+    def apply(self, finished: Finished) -> None:
+        """Put the finishing step into the model."""
+        self._placement.write(finished.values)
+
+    def _read(self, values: torch.Tensor) -> Reading:
+        return readings.read(self.mark, values.cpu().numpy())

@@ -1,0 +1,136 @@
+"""Making terms: from a task or a model to what an issuer signs."""
+
+import secrets
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from polo.errors import CapacityError
+from polo.protocol import nonces, signing
+from polo.protocol.detection import MILLION
+from polo.protocol.records import (
+    Enrolment,
+    EvidenceTerms,
+    FinishTerms,
+    NoiseTerms,
+    SchemeTerms,
+    ShardTerms,
+    StartTerms,
+    TaskTerms,
+    Terms,
+    Thresholds,
+)
+from polo.receipts import OfflineEnrolment
+from polo.tasks import Task
+from polo.watermark.capacity import Capacity, capacity
+from polo.weights.checkpoint import canonical_names, checkpoint_of
+
+if TYPE_CHECKING:
+    import torch
+
+BLOCK = 256
+LOAD = 0.125
+
+
+def millionths(value: float) -> int:
+    """A rate as terms write it."""
+    return round(value * MILLION)
+
+
+def capacity_of(model: "torch.nn.Module", *, block: int = BLOCK) -> Capacity:
+    """What a model can carry."""
+    found = dict(model.named_parameters(remove_duplicate=False))
+    short = canonical_names(list(found))
+    trainable = {short[name] for name, parameter in found.items() if parameter.requires_grad}
+    return capacity(checkpoint_of(model).layout, block=block, trainable=trainable)
+
+
+def make_terms(
+    task: Task,
+    *,
+    bits: int = 256,
+    shards: int = 100,
+    fewest_steps: int = 1,
+    strength: float = 0.001,
+    reduction: str = "sum",
+    every: int = 1,
+    load: float = LOAD,
+    block: int = BLOCK,
+    key: str = "block",
+    carrier: Sequence[str] | None = None,
+    embed: float = 0.99,
+    verify: float = 0.70,
+    log2_p: int = -64,
+    budget: float = 0.10,
+    margin: float = 0.05,
+    noise: tuple[float, float] = (0.02, 0.02),
+    noise_fraction: float = 0.10,
+) -> Terms:
+    """Terms for a task, with the defaults that docs/protocol.md gives reasons for.
+
+    Args:
+        task: The task; its model gives the layout, its floor is copied into the terms.
+        bits: Bits of each mark.
+        shards: Most shards.
+        fewest_steps: Fewest optimizer steps per shard.
+        strength: λ of the mark's loss.
+        reduction: Whether bit losses are summed (`sum`) or averaged (`mean`).
+        every: The mark's gradient is added every so many steps, that many times as strong.
+        load: Bits per weight of a block.
+        block: Weights per block, a power of two.
+        key: `block`, or `dense` for comparison.
+        carrier: Tensors that carry marks; by default all that can.
+        embed: Detection rate at which a shard is sealed.
+        verify: Detection rate that a verifier asks.
+        log2_p: log2 of the chance by luck that a verifier accepts.
+        budget: Largest edit of the finishing step, relative to a block's norm.
+        margin: How far past zero the finishing step turns a bit, relative to a block's norm.
+        noise: Least and most σ of the obfuscation, relative to a tensor's root mean square.
+        noise_fraction: Part of the weights that get noise.
+    """
+    model = task.build_model()
+    layout = checkpoint_of(model).layout
+    fits = capacity_of(model, block=block)
+    if objection := fits.objection(bits, millionths(load)):
+        raise CapacityError(
+            objection,
+            place=task.name,
+            advice=f"`polo validate --task {task.name}` shows what fits, tensor by tensor.",
+        )
+    terms = Terms(
+        task=TaskTerms(
+            task.name, task.version, task.metric, tuple(millionths(f) for f in task.floor)
+        ),
+        layout=layout.digest,
+        carrier=tuple(carrier) if carrier is not None else fits.names,
+        scheme=SchemeTerms(
+            "ednn", bits, block, millionths(load), key, millionths(strength), reduction, every
+        ),
+        thresholds=Thresholds(millionths(embed), millionths(verify), log2_p),
+        finish=FinishTerms(millionths(budget), millionths(margin)),
+        noise=NoiseTerms(millionths(noise_fraction), millionths(noise[0]), millionths(noise[1])),
+        shards=ShardTerms(shards, fewest_steps),
+        start=StartTerms("free", None),
+        evidence=(EvidenceTerms("chain", {}),),
+        history="any",
+        base=None,
+        data=None,
+        rewards=(),
+        deposit=None,
+    )
+    terms.check()
+    return terms
+
+
+def enrol(terms: Terms, *, identity: bytes, issuer: signing.Signer) -> OfflineEnrolment:
+    """Sign terms for an identity and draw its nonces: what an issuer does.
+
+    Args:
+        terms: What `make_terms` returned.
+        identity: The prover's raw public key.
+        issuer: The issuer's key.
+    """
+    terms.check()
+    commitment, drawn = nonces.draw(terms.shards.most, secrets.token_bytes)
+    record = Enrolment(terms, identity, commitment, int(time.time()), issuer.public_key)
+    return OfflineEnrolment(signing.sign(record, issuer), drawn)

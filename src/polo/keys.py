@@ -1,0 +1,188 @@
+"""Keys: Ed25519 identities, public keys, and the issuers a user trusts.
+
+Private keys are PEM files readable by their owner alone, with a passphrase by choice. Public
+keys are PEM files ending in `.pub`. An identity's `id` is the fingerprint of its public key.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Self
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from polo.errors import SignatureError, StoreError
+from polo.protocol.records import identity_of
+
+_MAX_KEY_FILE = 16 * 1024
+_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+
+
+class Identity:
+    """A private key; signs enrolments (an issuer) or proofs (a prover)."""
+
+    def __init__(self, private: Ed25519PrivateKey) -> None:
+        self._private = private
+        self._public = private.public_key().public_bytes_raw()
+
+    @classmethod
+    def generate(cls) -> Self:
+        """A new identity."""
+        return cls(Ed25519PrivateKey.generate())
+
+    @classmethod
+    def load(cls, path: Path | str, passphrase: bytes | None = None) -> Self:
+        """Read a private key file."""
+        data = _read(Path(path))
+        try:
+            private = serialization.load_pem_private_key(data, password=passphrase)
+        except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+            advice = "Give the passphrase." if "encrypted" in str(error) else ""
+            raise SignatureError(
+                f"not a readable private key: {error}", place=str(path), advice=advice
+            ) from error
+        if not isinstance(private, Ed25519PrivateKey):
+            raise SignatureError("not an Ed25519 key", place=str(path))
+        return cls(private)
+
+    def save(self, path: Path | str, passphrase: bytes | None = None) -> None:
+        """Write the private key to a new file that only its owner can read."""
+        protection = (
+            serialization.BestAvailableEncryption(passphrase)
+            if passphrase
+            else serialization.NoEncryption()
+        )
+        data = self._private.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, protection
+        )
+        try:
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError as error:
+            raise StoreError(
+                "exists already; a key is never overwritten", place=str(path)
+            ) from error
+        except OSError as error:
+            raise StoreError(f"cannot be written: {error.strerror}", place=str(path)) from error
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+
+    @property
+    def public_key(self) -> bytes:
+        """The raw public key."""
+        return self._public
+
+    @property
+    def id(self) -> str:
+        """The fingerprint that stands for this identity."""
+        return identity_of(self._public).hex()
+
+    def sign(self, message: bytes) -> bytes:
+        """A signature over the message."""
+        return self._private.sign(message)
+
+
+class Ed25519Verifier:
+    """Checks Ed25519 signatures."""
+
+    def verify(self, public_key: bytes, message: bytes, signature: bytes) -> bool:
+        """Whether the signature is this key's over this message."""
+        try:
+            Ed25519PublicKey.from_public_bytes(public_key).verify(signature, message)
+        except (InvalidSignature, ValueError):
+            return False
+        return True
+
+
+def save_public(public_key: bytes, path: Path | str) -> None:
+    """Write a public key file."""
+    data = Ed25519PublicKey.from_public_bytes(public_key).public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    Path(path).write_bytes(data)
+
+
+def load_public(path: Path | str) -> bytes:
+    """The raw public key in a public key file."""
+    data = _read(Path(path))
+    if b"PRIVATE KEY" in data:
+        raise SignatureError(
+            "this is a private key", place=str(path), advice="Give the .pub file beside it."
+        )
+    try:
+        public = serialization.load_pem_public_key(data)
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise SignatureError("not a readable public key", place=str(path)) from error
+    if not isinstance(public, Ed25519PublicKey):
+        raise SignatureError("not an Ed25519 key", place=str(path))
+    return public.public_bytes_raw()
+
+
+class TrustStore:
+    """The issuers whose enrolments a user accepts: a folder of public keys."""
+
+    def __init__(self, folder: Path | str | None = None) -> None:
+        self.folder = Path(folder) if folder else default_trust_folder()
+
+    def add(self, name: str, public_key: bytes) -> None:
+        """Trust an issuer under a name."""
+        path = self._path(name)
+        if path.exists():
+            raise StoreError(f"an issuer named {name!r} is trusted already", place=str(path))
+        self.folder.mkdir(parents=True, exist_ok=True)
+        save_public(public_key, path)
+
+    def remove(self, name: str) -> None:
+        """Trust an issuer no longer."""
+        path = self._path(name)
+        if not path.exists():
+            raise StoreError(f"no trusted issuer is named {name!r}", place=str(self.folder))
+        path.unlink()
+
+    def __iter__(self) -> Iterator[tuple[str, bytes]]:
+        for path in sorted(self.folder.glob("*.pub")):
+            yield path.stem, load_public(path)
+
+    def _path(self, name: str) -> Path:
+        if not re.fullmatch(_NAME, name):
+            raise StoreError(f"{name[:80]!r} is no name for an issuer", advice=f"Use {_NAME}")
+        return self.folder / f"{name}.pub"
+
+
+def default_trust_folder() -> Path:
+    """Where trusted issuers are kept unless said otherwise: `POLO_TRUST`, or the XDG folder."""
+    if chosen := os.environ.get("POLO_TRUST"):
+        return Path(chosen)
+    base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(base) / "polo" / "trust"
+
+
+Trust = bytes | str | Path | TrustStore
+"""An issuer to trust: a raw public key, a public key file, or a whole trust store."""
+
+
+def trusted_keys(trust: Trust | Iterable[Trust]) -> dict[bytes, str]:
+    """Names by public key of everybody in `trust`."""
+    if isinstance(trust, bytes):
+        return {trust: identity_of(trust).hex()[:16]}
+    if isinstance(trust, TrustStore):
+        return {key: name for name, key in trust}
+    if isinstance(trust, (str, Path)):
+        return {load_public(trust): Path(trust).stem}
+    found: dict[bytes, str] = {}
+    for item in trust:
+        found.update(trusted_keys(item))
+    return found
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MAX_KEY_FILE + 1)
+    except OSError as error:
+        raise StoreError(f"cannot be read: {error.strerror}", place=str(path)) from error
+    if len(data) > _MAX_KEY_FILE:
+        raise SignatureError("too large for a key", place=str(path))
+    return data

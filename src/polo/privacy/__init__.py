@@ -1,0 +1,1 @@
+"""Obfuscation of sealed weights."""

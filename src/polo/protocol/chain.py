@@ -1,0 +1,141 @@
+"""The chain walk: what a verifier must ask for, in which order, and what follows from it.
+
+`faults` looks at the manifest alone: order, links, limits. `ChainWalk` then goes from the
+newest shard to the oldest. It does no I/O: it says which nonce it needs, gives the seed of the
+mark once the nonce holds, and takes what was read. Steps out of order raise.
+
+Specification: docs/protocol.md, section 10.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from polo.errors import ChainError, SignatureError
+from polo.protocol import derivation, nonces, signing
+from polo.protocol.detection import Reading
+from polo.protocol.records import Manifest, Nonce, Terms, identity_of
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something wrong with the manifest.
+
+    Attributes:
+        check: Which rule: `order`, `links`, `duplicates`, `limits`, `noise`.
+        shard: The shard it concerns; 0 for the proof as a whole.
+        detail: What was expected and what was found.
+    """
+
+    check: str
+    shard: int
+    detail: str
+
+
+RULES = ("order", "links", "duplicates", "limits", "noise")
+"""The rules of `faults`, each with zero or more faults."""
+
+
+def faults(manifest: Manifest) -> Iterator[Fault]:
+    """Everything wrong with order, links, repetition, limits and declared noise."""
+    terms = manifest.terms
+    if not manifest.shards:
+        yield Fault("limits", 0, "the proof holds no sealed shard")
+    if len(manifest.shards) > terms.shards.most:
+        yield Fault(
+            "limits", 0, f"{len(manifest.shards)} shards; the terms allow {terms.shards.most}"
+        )
+    seen = {manifest.start.root: 0}
+    previous = manifest.start.root
+    for number, shard in enumerate(manifest.shards, start=1):
+        if shard.shard != number:
+            yield Fault("order", number, f"shard {shard.shard} stands in place {number}")
+        if shard.previous != previous:
+            yield Fault("links", number, "it does not start where the shard before it ended")
+        if shard.root in seen:
+            yield Fault("duplicates", number, f"its root is that of shard {seen[shard.root]} again")
+        if shard.steps < terms.shards.fewest_steps:
+            yield Fault(
+                "limits", number, f"{shard.steps} steps; the terms ask {terms.shards.fewest_steps}"
+            )
+        if not terms.noise.least <= shard.noise.sigma <= terms.noise.most:
+            yield Fault("noise", number, "its declared noise is outside the terms' bounds")
+        seen.setdefault(shard.root, number)
+        previous = shard.root
+
+
+@dataclass(frozen=True)
+class MarkQuery:
+    """The mark that is to be read next."""
+
+    shard: int
+    root: bytes
+    seed: bytes
+
+
+@dataclass(frozen=True)
+class MarkResult:
+    """What was read of one mark and whether it passes."""
+
+    shard: int
+    reading: Reading
+    passed: bool
+
+
+class ChainWalk:
+    """Walks a manifest's shards from the newest to the oldest.
+
+    For each shard: `shard` names it, `open` takes its nonce and returns the query, `read`
+    takes the reading; or `skip` passes on where the mark cannot be read.
+    """
+
+    def __init__(self, manifest: Manifest, verifier: signing.SignatureVerifier) -> None:
+        self._manifest = manifest
+        self._verifier = verifier
+        self._at = len(manifest.shards)
+        self._query: MarkQuery | None = None
+
+    @property
+    def terms(self) -> Terms:
+        """The terms that the chain was made under."""
+        return self._manifest.terms
+
+    @property
+    def shard(self) -> int | None:
+        """Number of the shard whose turn it is; None when the walk is over."""
+        return self._at or None
+
+    def open(self, nonce: Nonce, *, place: str) -> MarkQuery:
+        """Check the nonce of the current shard and derive the seed of its mark."""
+        if not self._at or self._query:
+            raise ChainError("no nonce is expected now")
+        if nonce.shard != self._at:
+            raise SignatureError(f"a nonce of shard {nonce.shard}", place=place)
+        enrolment = self._manifest.enrolment
+        receipts = nonces.receipts_of(self._manifest)
+        nonces.check(nonce, enrolment, receipts, self._verifier, place=place)
+        seed = derivation.seed(
+            root=self._manifest.root_before(self._at),
+            shard=self._at,
+            nonce=nonce.nonce,
+            identity=identity_of(enrolment.identity),
+            terms=enrolment.terms.digest,
+        )
+        self._query = MarkQuery(self._at, self._manifest.shards[self._at - 1].root, seed)
+        return self._query
+
+    def read(self, matches: int) -> MarkResult:
+        """Take the number of matching bits of the current mark, and move on."""
+        if not self._query:
+            raise ChainError("no reading is expected now")
+        terms = self._manifest.terms
+        reading = Reading(terms.scheme.bits, matches)
+        passed = reading.passes(terms.thresholds.verify, terms.thresholds.log2_p)
+        self.skip()
+        return MarkResult(self._at + 1, reading, passed)
+
+    def skip(self) -> None:
+        """Leave the current shard's mark unread, and move on."""
+        if not self._at:
+            raise ChainError("the walk is over")
+        self._at -= 1
+        self._query = None

@@ -1,0 +1,135 @@
+"""The RFC 6962 hash tree, and one compact proof for any set of its leaves.
+
+Leaves arrive already hashed (each kind of leaf has its own rule). The tree over n leaves
+splits at the largest power of two below n, so it need not be full. A *multiproof* holds the
+roots of the subtrees that contain no wanted leaf, in the order in which a walk from left to
+right meets them; nothing in it can be left out or reordered.
+
+Specification: docs/protocol.md, section 4.
+"""
+
+import hashlib
+import itertools
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+
+from polo.errors import FormatError
+
+_NODE = b"\x01"
+
+
+def node(left: bytes, right: bytes) -> bytes:
+    """The hash of an inner node."""
+    return hashlib.sha256(_NODE + left + right).digest()
+
+
+def root(leaves: Sequence[bytes]) -> bytes:
+    """The root over hashed leaves; of no leaves, the SHA-256 of nothing."""
+    if not leaves:
+        return hashlib.sha256(b"").digest()
+    sha256 = hashlib.sha256
+    level = list(leaves)
+    while len(level) > 1:
+        # Pairing level by level and carrying an odd last node upwards gives the same tree as
+        # RFC 6962's recursive split.
+        odd = level[-1:] if len(level) % 2 else []
+        pairs = zip(level[0::2], level[1::2], strict=False)
+        level = [sha256(_NODE + left + right).digest() for left, right in pairs] + odd
+    return level[0]
+
+
+def multiproof(leaves: Sequence[bytes], wanted: Sequence[int]) -> list[bytes]:
+    """The subtree roots that, with the wanted leaves, give the root.
+
+    Args:
+        leaves: All leaf hashes.
+        wanted: Distinct leaf indices in increasing order.
+    """
+    _check_indices(wanted, len(leaves))
+    return list(_siblings(leaves, wanted, 0, len(leaves)))
+
+
+def root_from_multiproof(
+    count: int, wanted: Mapping[int, bytes], proof: Sequence[bytes], *, place: str
+) -> bytes:
+    """The root that wanted leaves and a multiproof lead to.
+
+    Args:
+        count: Number of leaves in the whole tree. It is part of what is checked: with another
+            count the same hashes could stand for other leaves.
+        wanted: Leaf hashes by index.
+        proof: What `multiproof` returned.
+        place: What to name in errors.
+    """
+    indices = sorted(wanted)
+    try:
+        _check_indices(indices, count)
+    except FormatError as error:
+        raise FormatError(error.message, place=place) from error
+    hashes = iter(proof)
+    try:
+        result = _fold(indices, wanted, hashes, 0, count)
+    except StopIteration as error:
+        raise FormatError("the Merkle path is too short", place=place) from error
+    if next(hashes, None) is not None:
+        raise FormatError("the Merkle path is too long", place=place)
+    return result
+
+
+def multiproof_length(count: int, wanted: Sequence[int]) -> int:
+    """How many hashes a multiproof of these leaves has."""
+    return _count(wanted, 0, count)
+
+
+def _check_indices(wanted: Sequence[int], count: int) -> None:
+    if not wanted:
+        raise FormatError("no leaf is asked for")
+    if wanted[0] < 0 or wanted[-1] >= count:
+        raise FormatError(f"leaf {wanted[-1]} asked of a tree of {count}")
+    if any(b <= a for a, b in itertools.pairwise(wanted)):
+        raise FormatError("leaf indices are not distinct and increasing")
+
+
+def _split(low: int, high: int) -> int:
+    return low + (1 << ((high - low - 1).bit_length() - 1))
+
+
+def _empty(wanted: Sequence[int], low: int, high: int) -> bool:
+    at = bisect_left(wanted, low)
+    return at == len(wanted) or wanted[at] >= high
+
+
+def _siblings(
+    leaves: Sequence[bytes], wanted: Sequence[int], low: int, high: int
+) -> Iterator[bytes]:
+    if _empty(wanted, low, high):
+        yield root(leaves[low:high])
+    elif high - low > 1:
+        middle = _split(low, high)
+        yield from _siblings(leaves, wanted, low, middle)
+        yield from _siblings(leaves, wanted, middle, high)
+
+
+def _fold(
+    indices: Sequence[int],
+    wanted: Mapping[int, bytes],
+    hashes: Iterator[bytes],
+    low: int,
+    high: int,
+) -> bytes:
+    if _empty(indices, low, high):
+        return next(hashes)
+    if high - low == 1:
+        return wanted[low]
+    middle = _split(low, high)
+    left = _fold(indices, wanted, hashes, low, middle)
+    return node(left, _fold(indices, wanted, hashes, middle, high))
+
+
+def _count(wanted: Sequence[int], low: int, high: int) -> int:
+    if _empty(wanted, low, high):
+        return 1
+    if high - low == 1:
+        return 0
+    middle = _split(low, high)
+    return _count(wanted, low, middle) + _count(wanted, middle, high)

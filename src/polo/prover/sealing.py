@@ -1,0 +1,157 @@
+"""Sealing: from trained weights to W_x. Finishing step, obfuscation, metrics, commitment."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from polo.embedding.embedder import Embedder, Finished
+from polo.errors import ChainError
+from polo.privacy import obfuscation
+from polo.protocol.carrier import Carrier
+from polo.protocol.detection import MILLION
+from polo.protocol.records import FinishRecord, NoiseRecord, Nonce, Shard, Terms
+from polo.weights.checkpoint import MemoryCheckpoint, checkpoint_of
+from polo.weights.hashing import Commitment, commit
+
+Evaluate = Callable[[], float | Mapping[str, float]]
+"""Measures the model: one number (the task's metric) or several by name."""
+
+_NOISY = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """A sealed shard, before its receipt.
+
+    Attributes:
+        record: What the manifest will say of it.
+        checkpoint: Its weights.
+        commitment: Their leaf hashes and root.
+    """
+
+    record: Shard
+    checkpoint: MemoryCheckpoint
+    commitment: Commitment
+
+
+@dataclass(frozen=True)
+class Effort:
+    """What a shard took."""
+
+    epochs: int
+    steps: int
+
+
+def seal(
+    model: torch.nn.Module,
+    parameters: Mapping[str, torch.nn.Parameter],
+    embedder: Embedder,
+    finished: Finished | None,
+    *,
+    terms: Terms,
+    carrier: Carrier,
+    nonce: Nonce,
+    previous: bytes,
+    master: bytes,
+    sigma: int,
+    effort: Effort,
+    evaluate: Evaluate | None,
+) -> Sealed:
+    """Turn the model's weights into W_x, in place, and commit to them.
+
+    Args:
+        model: The model.
+        parameters: Its parameters by canonical name.
+        embedder: The shard's mark in it.
+        finished: The finishing step, if one is needed.
+        terms: The terms.
+        carrier: The carrier.
+        nonce: The shard's nonce.
+        previous: Root of W_{x-1}.
+        master: The secret that all shards' obfuscation comes from.
+        sigma: σ of the obfuscation, in millionths.
+        effort: What the shard took.
+        evaluate: Measures the sealed weights.
+    """
+    if finished:
+        embedder.apply(finished)
+    secret = obfuscation.secret_of(master, nonce.shard)
+    _obfuscate(
+        parameters,
+        carrier,
+        embedder.mark.blocks,
+        seed=obfuscation.noise_seed(secret, nonce.nonce),
+        fraction=terms.noise.fraction,
+        sigma=sigma,
+    )
+    metrics = _metrics(evaluate, terms.task.metric)
+    checkpoint = checkpoint_of(model)
+    commitment = commit(checkpoint)
+    reading = embedder.read()
+    if not reading.reaches(terms.thresholds.embed):
+        raise ChainError(
+            f"the mark of shard {nonce.shard} was lost between finishing and sealing: "
+            f"η = {reading.eta:.3f}",
+            advice="Does the evaluate callback change the weights?",
+        )
+    following = obfuscation.secret_of(master, nonce.shard + 1)
+    record = Shard(
+        shard=nonce.shard,
+        previous=previous,
+        root=commitment.root,
+        epochs=effort.epochs,
+        steps=effort.steps,
+        matches=reading.matches,
+        metrics=metrics,
+        finish=FinishRecord(finished.turned, finished.largest) if finished else FinishRecord(0, 0),
+        noise=NoiseRecord(sigma, obfuscation.secret_commitment(following)),
+        evidence={},
+        sealed=int(time.time()),
+        receipt=None,
+    )
+    return Sealed(record, checkpoint, commitment)
+
+
+@torch.no_grad()
+def _obfuscate(
+    parameters: Mapping[str, torch.nn.Parameter],
+    carrier: Carrier,
+    blocks: tuple[int, ...],
+    *,
+    seed: bytes,
+    fraction: int,
+    sigma: int,
+) -> None:
+    """Put noise on trained floating parameters outside the mark; never on buffers."""
+    if not fraction or not sigma:
+        return
+    marked: dict[int, list[int]] = {}
+    for block in blocks:
+        where = carrier.locate(block)
+        marked.setdefault(where.tensor, []).append(where.element)
+    for at, tensor in enumerate(carrier.layout.tensors):
+        parameter = parameters.get(tensor.name)
+        if parameter is None or not parameter.requires_grad or parameter.dtype not in _NOISY:
+            continue
+        starts = np.array(marked.get(at, []), dtype=np.intp)
+        spared = (starts[:, None] + np.arange(carrier.block, dtype=np.intp)).reshape(-1)
+        noisy = obfuscation.obfuscate(
+            parameter.double().cpu().numpy().reshape(-1),
+            seed=seed,
+            tensor=at,
+            fraction=fraction,
+            sigma=sigma,
+            spared=spared,
+        )
+        parameter.copy_(torch.from_numpy(noisy).reshape(parameter.shape))
+
+
+def _metrics(evaluate: Evaluate | None, metric: str) -> dict[str, int]:
+    if evaluate is None:
+        return {}
+    measured = evaluate()
+    named = measured if isinstance(measured, Mapping) else {metric: measured}
+    return {name: round(float(value) * MILLION) for name, value in named.items()}

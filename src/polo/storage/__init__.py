@@ -1,0 +1,1 @@
+"""The proof on disk: atomic writes, openings, deltas, retention, resume."""

@@ -1,0 +1,103 @@
+"""Reading a proof folder that somebody else wrote.
+
+Nothing in it is trusted: paths come from a fixed pattern, links and odd files are refused, sizes
+are compared before anything is read, every file's digest is in the signed manifest.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from polo.errors import FormatError, LimitError, StoreError
+from polo.protocol import canonical
+from polo.protocol.layout import Layout
+from polo.protocol.records import File, Manifest, Nonce
+from polo.weights.files import FileCheckpoint, open_plain
+
+MANIFEST_FILE = "manifest.json"
+LAYOUT_FILE = "layout.json"
+_MAX_NONCE_FILE = 16 * 1024
+_MAX_ENTRIES = 500_000
+
+
+def checkpoint_path(shard: int, *, delta: bool = False) -> str:
+    """Path of a checkpoint inside a proof."""
+    return f"checkpoints/{shard:06d}{'.delta' if delta else ''}.safetensors"
+
+
+def opening_path(shard: int) -> str:
+    """Path of an opening inside a proof."""
+    return f"openings/{shard:06d}.safetensors"
+
+
+def nonce_path(shard: int) -> str:
+    """Path of an opened nonce inside a proof."""
+    return f"nonces/{shard:06d}.json"
+
+
+class ProofFolder:
+    """A proof on disk, for reading."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        if not self.path.is_dir():
+            raise StoreError(
+                "there is no proof here",
+                place=str(path),
+                advice=f"Give the folder that holds {MANIFEST_FILE}.",
+            )
+
+    def manifest(self) -> Manifest:
+        """The manifest, parsed; its signature is not checked here."""
+        return Manifest.from_bytes(
+            self._read(MANIFEST_FILE, canonical.MAX_DOCUMENT_BYTES), MANIFEST_FILE
+        )
+
+    def layout(self) -> Layout:
+        """The layout, parsed; whether the terms name it is not checked here."""
+        return Layout.from_bytes(self._read(LAYOUT_FILE, canonical.MAX_DOCUMENT_BYTES), LAYOUT_FILE)
+
+    def nonce(self, shard: int) -> Nonce:
+        """The opened nonce of a shard."""
+        place = nonce_path(shard)
+        return Nonce.from_bytes(self._read(place, _MAX_NONCE_FILE), place)
+
+    def checkpoint(self, shard: int, layout: Layout) -> FileCheckpoint:
+        """The stored checkpoint of a shard; its root is not checked here."""
+        return FileCheckpoint.canonical(self.path / checkpoint_path(shard), layout)
+
+    def strangers(self, manifest: Manifest) -> Iterator[str]:
+        """Everything in the folder that the manifest does not list, or that is no plain file."""
+        listed = {file.path for file in manifest.files} | {MANIFEST_FILE}
+        folders = {"/".join(p.split("/")[:at]) for p in listed for at in range(1, p.count("/") + 1)}
+        waiting, seen = [self.path], 0
+        while waiting:
+            with os.scandir(waiting.pop()) as entries:
+                for entry in entries:
+                    seen += 1
+                    if seen > _MAX_ENTRIES:
+                        raise LimitError("too many files", place=str(self.path))
+                    name = Path(entry.path).relative_to(self.path).as_posix()
+                    if entry.is_dir(follow_symlinks=False) and name in folders:
+                        waiting.append(Path(entry.path))
+                    elif name not in listed or not entry.is_file(follow_symlinks=False):
+                        yield name
+
+    def check_file(self, file: File) -> None:
+        """Refuse a file whose size or digest is not what the manifest says."""
+        with open_plain(self.path / file.path) as handle:
+            size = os.fstat(handle.fileno()).st_size
+            if size != file.size:
+                raise FormatError(
+                    f"has {size} bytes; the manifest says {file.size}", place=file.path
+                )
+            if hashlib.file_digest(handle, "sha256").digest() != file.sha256:  # type: ignore[arg-type]
+                raise FormatError("its bytes are not those that were signed", place=file.path)
+
+    def _read(self, name: str, limit: int) -> bytes:
+        with open_plain(self.path / name) as file:
+            data = file.read(limit + 1)
+        if len(data) > limit:
+            raise LimitError(f"more than {limit} bytes", place=name)
+        return data

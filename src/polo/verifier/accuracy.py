@@ -1,0 +1,115 @@
+"""Testing stored checkpoints on the task's public data. Needs torch."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from polo import tasks
+from polo.errors import PoloError, TaskError
+from polo.protocol.detection import MILLION
+from polo.protocol.layout import Layout
+from polo.protocol.records import Manifest
+from polo.tasks import Task
+from polo.verifier.policy import Policy
+from polo.verifier.verdict import Check, Status
+from polo.weights.files import FileCheckpoint
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Bench:
+    """A task's model, into which one checkpoint after another is loaded."""
+
+    def __init__(
+        self, manifest: Manifest, layout: Layout, task: Task | str | None, policy: Policy
+    ) -> None:
+        self._manifest = manifest
+        self._policy = policy
+        self._problem: Check | None = None
+        self._model: torch.nn.Module | None = None
+        if policy.accuracy == "none":
+            self._problem = Check(
+                "accuracy", Status.NOTE, "not tested, as the policy says; floors were not checked"
+            )
+            return
+        try:
+            self._task = self._find(task)
+            self._model = self._build(layout)
+        except ImportError as error:
+            self._problem = Check(
+                "accuracy",
+                Status.UNDECIDED,
+                f"accuracy could not be tested: {error}",
+                advice="Install torch, or verify with --accuracy none.",
+            )
+        except PoloError as error:
+            self._problem = Check(
+                "accuracy", Status.UNDECIDED, error.message, place=error.place, advice=error.advice
+            )
+
+    @property
+    def ready(self) -> bool:
+        """Whether checkpoints can be tested."""
+        return self._model is not None
+
+    def problems(self) -> Iterator[Check]:
+        """Why nothing can be tested, if so."""
+        if self._problem:
+            yield self._problem
+
+    def test(self, shard: int, checkpoint: FileCheckpoint) -> Iterator[Check]:
+        """Measure one shard's weights."""
+        assert self._model is not None
+        from polo.weights.loading import load_into
+
+        try:
+            load_into(self._model, checkpoint)
+            measured = self._task.evaluate(self._model)
+        except PoloError as error:
+            yield Check("accuracy", Status.FAILED, error.message, shard=shard, place=error.place)
+            return
+        terms = self._manifest.terms.task
+        floor = terms.floor_of(shard) / MILLION
+        yield Check(
+            "accuracy",
+            Status.PASSED if measured >= floor else Status.FAILED,
+            f"{terms.metric} {measured:.4f}, at least {floor:.4f} asked",
+            shard=shard,
+            figures={"measured": measured, "floor": floor},
+        )
+        claimed = self._manifest.shards[shard - 1].metrics.get(terms.metric)
+        if claimed is None:
+            return
+        claim = claimed / MILLION
+        close = abs(claim - measured) <= self._policy.tolerance
+        yield Check(
+            "claim",
+            Status.PASSED if close else Status.FAILED,
+            f"the prover says {claim:.4f}, measured {measured:.4f}",
+            shard=shard,
+            figures={"claimed": claim, "measured": measured},
+        )
+
+    def _find(self, task: Task | str | None) -> Task:
+        terms = self._manifest.terms.task
+        if task is None or isinstance(task, str):
+            if task is None and ":" in terms.name:
+                # A name out of a proof is never imported as a module.
+                raise TaskError(
+                    f"the terms name the task {terms.name!r}", advice="Give it with --task."
+                )
+            task = tasks.load(task or terms.name)
+        if (task.name, task.version) != (terms.name, terms.version):
+            raise TaskError(
+                f"the terms are about {terms.name} version {terms.version}; the task here is "
+                f"{task.name} version {task.version}"
+            )
+        return task
+
+    def _build(self, layout: Layout) -> "torch.nn.Module":
+        from polo.weights.checkpoint import checkpoint_of
+
+        model = self._task.build_model()
+        if checkpoint_of(model).layout != layout:
+            raise TaskError("the task's model has another layout than the terms")
+        return model

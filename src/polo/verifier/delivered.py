@@ -1,0 +1,88 @@
+"""Is this file the model that a proof ends in? Exactly, or in another number format?"""
+
+from pathlib import Path
+
+from polo.errors import PoloError
+from polo.protocol.layout import CARRIER_DTYPES, DTYPE_BYTES, Tensor
+from polo.verifier.verdict import Check, Status
+from polo.weights import dtypes
+from polo.weights.checkpoint import Checkpoint
+from polo.weights.files import FileCheckpoint
+
+_PIECE = 2**20
+_NAMED = 5
+
+
+def compare(path: Path, last: FileCheckpoint) -> Check:
+    """Compare a delivered safetensors file with the proof's last checkpoint."""
+    if path.suffix in (".pt", ".pth", ".bin", ".ckpt", ".pkl"):
+        return Check(
+            "delivered",
+            Status.UNDECIDED,
+            "pickled models are not opened: they can run code",
+            place=str(path),
+            advice="Convert it where it was made: safetensors.torch.save_file(state_dict, FILE)",
+        )
+    try:
+        with FileCheckpoint.any(path) as delivered:
+            return _compare(path, last, delivered)
+    except PoloError as error:
+        missing = not path.exists()
+        status = Status.UNDECIDED if missing else Status.FAILED
+        return Check("delivered", status, error.message, place=error.place or str(path))
+
+
+def _compare(path: Path, last: Checkpoint, delivered: Checkpoint) -> Check:
+    ours, theirs = last.layout.index, delivered.layout.index
+    ties = {tie.alias: tie.name for tie in last.layout.ties}
+    # A file may spell out tied tensors; they must then equal what they are tied to.
+    wanted = {**{name: name for name in ours}, **{a: n for a, n in ties.items() if a in theirs}}
+    missing, extra = sorted(set(ours) - set(theirs)), sorted(set(theirs) - set(wanted))
+    if missing or extra:
+        detail = f"tensors missing: {_some(missing)}; tensors of its own: {_some(extra)}"
+        return Check("delivered", Status.FAILED, detail, place=str(path))
+    casts: set[str] = set()
+    differing = []
+    for name, source in wanted.items():
+        one, other = last.layout.tensors[ours[source]], delivered.layout.tensors[theirs[name]]
+        if one.dtype != other.dtype:
+            casts.add(f"{one.dtype} to {other.dtype}")
+        if not _same(last, ours[source], one, delivered, theirs[name], other):
+            differing.append(name)
+    if differing:
+        detail = f"it differs from the last checkpoint in {_some(differing)}"
+        return Check(
+            "delivered",
+            Status.FAILED,
+            detail,
+            place=str(path),
+            figures={"tensors": len(wanted), "differing": len(differing)},
+        )
+    detail = "it is exactly the last checkpoint, W_S"
+    if casts:
+        detail = f"it is the last checkpoint, W_S, converted from {', '.join(sorted(casts))}"
+    return Check("delivered", Status.PASSED, detail, place=str(path))
+
+
+def _same(
+    ours: Checkpoint, at: int, one: Tensor, theirs: Checkpoint, there: int, other: Tensor
+) -> bool:
+    if one.shape != other.shape:
+        return False
+    if one.dtype != other.dtype and {one.dtype, other.dtype} - set(CARRIER_DTYPES):
+        return False
+    size, their_size = DTYPE_BYTES[one.dtype], DTYPE_BYTES[other.dtype]
+    for start in range(0, one.elements, _PIECE):
+        stop = min(start + _PIECE, one.elements)
+        data = bytes(ours.read(at, start * size, stop * size))
+        if one.dtype != other.dtype:
+            data = dtypes.from_float(dtypes.to_float(data, one.dtype), other.dtype)
+        if data != bytes(theirs.read(there, start * their_size, stop * their_size)):
+            return False
+    return True
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(name[:80] for name in names[:_NAMED])
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return (shown + more) or "none"

@@ -1,0 +1,41 @@
+"""What a verifier asks for beyond the terms."""
+
+import math
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+ACCURACY = ("all", "sample", "none")
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How to verify.
+
+    Attributes:
+        accuracy: Which stored checkpoints to test: `all`, a random `sample` of O(log S) with the
+            last one always in it, or `none`.
+        tolerance: How far the prover's own metric may be from the measured one.
+        threads: Threads for hashing; by default one per core, at most eight.
+    """
+
+    accuracy: str = "all"
+    tolerance: float = 0.01
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.accuracy not in ACCURACY:
+            raise ValueError(f"accuracy is one of {', '.join(ACCURACY)}")
+
+    def shards_to_test(self, stored: Sequence[int]) -> list[int]:
+        """Which of the stored shards to test, newest first.
+
+        The draw uses the system's randomness, so that a prover cannot foresee it.
+        """
+        if self.accuracy == "none" or not stored:
+            return []
+        newest, *older = sorted(stored, reverse=True)
+        if self.accuracy == "sample":
+            count = min(len(older), math.ceil(math.log2(len(older) + 1)))
+            older = secrets.SystemRandom().sample(older, count)
+        return [newest, *sorted(older, reverse=True)]

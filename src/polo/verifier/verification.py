@@ -1,0 +1,404 @@
+"""Verifying a proof: signatures and files first, then the chain from the newest shard back."""
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from polo.errors import PoloError, StoreError
+from polo.keys import Ed25519Verifier, Trust, TrustStore, trusted_keys
+from polo.protocol import chain, signing
+from polo.protocol.carrier import Carrier
+from polo.protocol.layout import Layout
+from polo.protocol.records import Manifest, identity_of
+from polo.storage import history, openings
+from polo.storage.folder import (
+    LAYOUT_FILE,
+    MANIFEST_FILE,
+    ProofFolder,
+    checkpoint_path,
+    nonce_path,
+    opening_path,
+)
+from polo.tasks import Task
+from polo.verifier import accuracy, delivered
+from polo.verifier.policy import Policy
+from polo.verifier.verdict import Check, Status, Verdict
+from polo.watermark.mark import carrier_of, derive
+from polo.watermark.reading import OpenedCheckpoint, read, values_of
+from polo.weights.checkpoint import Checkpoint
+from polo.weights.files import FileCheckpoint
+from polo.weights.hashing import commit
+
+Listener = Callable[[str, int, int], None]
+"""Hears what is being done, how much of it is done, and how much there is."""
+
+
+def verify(
+    proof: str | Path,
+    *,
+    trust: Trust | Iterable[Trust] | None = None,
+    task: Task | str | None = None,
+    policy: Policy | None = None,
+    model: str | Path | None = None,
+    listener: Listener | None = None,
+) -> Verdict:
+    """Check a proof offline.
+
+    Args:
+        proof: The proof folder.
+        trust: Whose enrolments to accept: public keys, `.pub` files, or a trust store; by default
+            the user's own store.
+        task: The task, or its name; by default the registered one that the terms name.
+        policy: How to verify.
+        model: A delivered model file to compare with the proof's last checkpoint.
+        listener: Hears about progress.
+
+    Returns:
+        The verdict. Nothing that a proof contains makes this function raise.
+    """
+    checks: list[Check] = []
+    trusted = trusted_keys(TrustStore() if trust is None else trust)
+    run = _Run(Path(proof), trusted, task, policy or Policy(), listener or (lambda *_: None))
+    for check in run.checks(Path(model) if model else None):
+        checks.append(check)
+    return Verdict(str(proof), tuple(checks), run.facts, run.levels)
+
+
+class _Run:
+    """One verification; each method yields the checks of one part."""
+
+    def __init__(
+        self,
+        path: Path,
+        trusted: dict[bytes, str],
+        task: Task | str | None,
+        policy: Policy,
+        listener: Listener,
+    ) -> None:
+        self._path = path
+        self._trusted = trusted
+        self._task = task
+        self._policy = policy
+        self._tell = listener
+        self._signatures = Ed25519Verifier()
+        self.facts: dict[str, str | int] = {}
+        self.levels: tuple[str, ...] = ("chain",)
+
+    def checks(self, model: Path | None) -> Iterator[Check]:
+        """All checks, in order; what cannot be reached is not checked."""
+        try:
+            folder = ProofFolder(self._path)
+            manifest = folder.manifest()
+            manifest.terms.check(f"{MANIFEST_FILE}: terms")
+        except StoreError as error:
+            yield _problem("manifest", error, Status.UNDECIDED)
+            return
+        except PoloError as error:
+            yield _problem("manifest", error)
+            return
+        yield Check("manifest", Status.PASSED, f"format {manifest.FORMAT}")
+        self._note_facts(manifest)
+        trusted = True
+        for check in self._parties(manifest):
+            trusted = trusted and check.status is Status.PASSED
+            yield check
+        if not trusted:
+            return
+        damaged: set[str] = set()
+        for check in self._files(folder, manifest):
+            if check.status is not Status.PASSED:
+                damaged.add(check.place)
+            yield check
+        layout = None
+        if LAYOUT_FILE not in damaged:
+            try:
+                layout = self._layout(folder, manifest)
+                carrier = carrier_of(manifest.terms, layout)
+                yield Check("layout", Status.PASSED, f"{len(layout.tensors)} tensors")
+            except PoloError as error:
+                yield _problem("layout", error)
+                layout = None
+        yield from self._structure(manifest)
+        if layout is not None:
+            yield from self._marks(folder, manifest, carrier, damaged)
+            yield from self._weights(folder, manifest, layout, damaged, model)
+        yield from self._remarks(manifest)
+
+    def _note_facts(self, manifest: Manifest) -> None:
+        terms = manifest.terms
+        self.levels = tuple(item.level for item in terms.evidence)
+        self.facts = {
+            "identity": identity_of(manifest.enrolment.identity).hex(),
+            "issuer": identity_of(manifest.enrolment.issuer).hex(),
+            "task": f"{terms.task.name} (version {terms.task.version})",
+            "metric": terms.task.metric,
+            "shards": len(manifest.shards),
+            "bits": terms.scheme.bits,
+            "scheme": f"{terms.scheme.name}, {terms.scheme.key} keys, {terms.scheme.bits} bits",
+            "eta_verify": str(terms.thresholds.verify / 1e6),
+            "log2_p_threshold": terms.thresholds.log2_p,
+            "final_root": manifest.root_before(len(manifest.shards) + 1).hex(),
+            "issued": manifest.enrolment.issued,
+        }
+
+    def _parties(self, manifest: Manifest) -> Iterator[Check]:
+        enrolment = manifest.enrolment
+        issuer = identity_of(enrolment.issuer).hex()[:16]
+        try:
+            signing.check(enrolment, enrolment.issuer, self._signatures, place="enrolment")
+        except PoloError as error:
+            yield _problem("issuer", error)
+            return
+        if name := self._trusted.get(enrolment.issuer):
+            yield Check("issuer", Status.PASSED, f"{name} ({issuer}…) signed the terms")
+        else:
+            yield Check(
+                "issuer",
+                Status.UNDECIDED,
+                f"the terms are signed by {issuer}…, whom you do not trust",
+                advice="If you know this issuer: polo verify … --trust ISSUER.pub",
+            )
+        try:
+            signing.check(manifest, enrolment.identity, self._signatures, place=MANIFEST_FILE)
+        except PoloError as error:
+            yield _problem("signature", error)
+            return
+        yield Check(
+            "signature", Status.PASSED, f"signed by {identity_of(enrolment.identity).hex()[:16]}…"
+        )
+
+    def _files(self, folder: ProofFolder, manifest: Manifest) -> Iterator[Check]:
+        wrong = False
+        paths = [file.path for file in manifest.files]
+        if paths != sorted(set(paths)):
+            yield Check("files", Status.FAILED, "paths are not sorted or appear twice")
+            return
+        try:
+            for name in folder.strangers(manifest):
+                wrong = True
+                yield Check(
+                    "files",
+                    Status.FAILED,
+                    "is in the folder but not in the signed manifest",
+                    place=name[:200],
+                    advice="If the run was killed, resume it once: that removes leftovers.",
+                )
+            for at, file in enumerate(manifest.files):
+                self._tell("checking files", at, len(manifest.files))
+                try:
+                    folder.check_file(file)
+                except StoreError as error:
+                    wrong = True
+                    missing = not (folder.path / file.path).exists()
+                    status = Status.UNDECIDED if missing else Status.FAILED
+                    yield Check(
+                        "files", status, error.message, place=file.path, shard=_shard_of(file.path),
+                        advice="Ask the prover for the complete proof." if missing else "",
+                    )  # fmt: skip
+                except PoloError as error:
+                    wrong = True
+                    yield Check(
+                        "files", Status.FAILED, error.message, place=file.path,
+                        shard=_shard_of(file.path),
+                    )  # fmt: skip
+        except (PoloError, OSError) as error:
+            yield Check("files", Status.FAILED, str(error))
+            return
+        if not wrong:
+            total = sum(file.size for file in manifest.files)
+            figures = {"files": len(paths), "bytes": total}
+            yield Check("files", Status.PASSED, f"{len(paths)} files as signed", figures=figures)
+
+    def _layout(self, folder: ProofFolder, manifest: Manifest) -> Layout:
+        layout = folder.layout()
+        if layout.digest != manifest.terms.layout:
+            raise StoreError("it is not the layout that the terms name", place=LAYOUT_FILE)
+        return layout
+
+    def _structure(self, manifest: Manifest) -> Iterator[Check]:
+        found = list(chain.faults(manifest))
+        for rule in chain.RULES:
+            broken = [fault for fault in found if fault.check == rule]
+            for fault in broken:
+                yield Check(rule, Status.FAILED, fault.detail, shard=fault.shard)
+            if not broken:
+                yield Check(rule, Status.PASSED, f"{len(manifest.shards)} shards")
+
+    def _marks(
+        self, folder: ProofFolder, manifest: Manifest, carrier: Carrier, damaged: set[str]
+    ) -> Iterator[Check]:
+        """Every mark, newest to oldest, each from its opening or its checkpoint."""
+        listed = {file.path for file in manifest.files} - damaged
+        walk = chain.ChainWalk(manifest, self._signatures)
+        while (shard := walk.shard) is not None:
+            total = len(manifest.shards)
+            self._tell("reading marks", total - shard, total)
+            place = nonce_path(shard)
+            if place not in listed:
+                walk.skip()
+                yield Check(
+                    "nonce",
+                    Status.UNDECIDED,
+                    "the nonce is not here, so the mark was not checked",
+                    shard=shard,
+                    place=place,
+                    advice="Ask the prover for the verifier's bundle or a disclosure.",
+                )
+                continue
+            try:
+                query = walk.open(folder.nonce(shard), place=place)
+            except PoloError as error:
+                walk.skip()
+                yield _problem("nonce", error, shard=shard)
+                continue
+            yield Check("nonce", Status.PASSED, "the issuer committed to it", shard=shard)
+            yield self._mark(folder, walk, query, carrier, listed)
+
+    def _mark(
+        self,
+        folder: ProofFolder,
+        walk: chain.ChainWalk,
+        query: chain.MarkQuery,
+        carrier: Carrier,
+        listed: set[str],
+    ) -> Check:
+        shard = query.shard
+        mark = derive(walk.terms, carrier, query.seed)
+        source: Checkpoint
+        try:
+            if opening_path(shard) in listed:
+                place = opening_path(shard)
+                where = carrier.leaves(mark.blocks)
+                opening = openings.load(folder.path / place, carrier.layout, where, place=place)
+                root = opening.root(carrier.layout, where, place=place)
+                source = OpenedCheckpoint(carrier.layout, opening.chunks)
+                values = values_of(mark, carrier, source)
+            elif checkpoint_path(shard) in listed:
+                place = checkpoint_path(shard)
+                with folder.checkpoint(shard, carrier.layout) as whole:
+                    root = commit(whole, threads=self._policy.threads).root
+                    values = values_of(mark, carrier, whole)
+            else:
+                walk.skip()
+                return Check(
+                    "mark",
+                    Status.UNDECIDED,
+                    "neither opening nor checkpoint is here, so the mark was not checked",
+                    shard=shard,
+                )
+        except PoloError as error:
+            walk.skip()
+            return _problem("mark", error, shard=shard)
+        if root != query.root:
+            walk.skip()
+            detail = "what is opened does not belong to the committed weights"
+            return Check("mark", Status.FAILED, detail, shard=shard, place=place)
+        result = walk.read(read(mark, values).matches)
+        reading = result.reading
+        return Check(
+            "mark",
+            Status.PASSED if result.passed else Status.FAILED,
+            f"η = {reading.eta:.4f}, {reading.matches} of {reading.bits} bits, "
+            f"log2 p = {reading.log2_p:.1f}",
+            shard=shard,
+            figures={
+                "eta": reading.eta,
+                "matches": reading.matches,
+                "bits": reading.bits,
+                "log2_p": reading.log2_p,
+            },
+        )
+
+    def _weights(
+        self,
+        folder: ProofFolder,
+        manifest: Manifest,
+        layout: Layout,
+        damaged: set[str],
+        model: Path | None,
+    ) -> Iterator[Check]:
+        """Roots of the stored checkpoints, accuracy on some of them, and a delivered file."""
+        stored = history.stored(manifest)
+        bench = accuracy.Bench(manifest, layout, self._task, self._policy)
+        yield from bench.problems()
+        to_test = set(self._policy.shards_to_test([x for x in stored if x]))
+        if bench.ready and (not stored or stored[0] != len(manifest.shards)):
+            yield Check("accuracy", Status.UNDECIDED, "the last checkpoint is not in the proof")
+        try:
+            for number, checkpoint in history.checkpoints(folder, manifest, layout):
+                self._tell("testing weights", len(stored) - number, len(stored))
+                yield self._root(manifest, number, checkpoint)
+                if bench.ready and number in to_test:
+                    yield from bench.test(number, checkpoint)
+                if model and number == len(manifest.shards):
+                    yield delivered.compare(model, checkpoint)
+        except PoloError as error:
+            if error.place not in damaged:
+                status = Status.UNDECIDED if isinstance(error, StoreError) else Status.FAILED
+                yield _problem("root", error, status)
+        if model and len(manifest.shards) not in stored:
+            yield Check("delivered", Status.UNDECIDED, "the last checkpoint is not in the proof")
+
+    def _root(self, manifest: Manifest, number: int, checkpoint: FileCheckpoint) -> Check:
+        try:
+            root = commit(checkpoint, threads=self._policy.threads).root
+        except PoloError as error:
+            return _problem("root", error, shard=number)
+        same = root == manifest.root_before(number + 1)
+        return Check(
+            "root",
+            Status.PASSED if same else Status.FAILED,
+            f"root {root.hex()[:16]}…" if same else "the weights are not those of the chain",
+            shard=number,
+            place=checkpoint_path(number),
+        )
+
+    def _remarks(self, manifest: Manifest) -> Iterator[Check]:
+        """What a reader should know, and what this release cannot check."""
+        terms = manifest.terms
+        if terms.start.kind == "free":
+            detail = "free: nothing is claimed about the start; it may have been trained before"
+            yield Check("start", Status.NOTE, detail)
+        else:
+            yield Check(
+                "start",
+                Status.UNDECIDED,
+                f"the terms ask for a {terms.start.kind} start, which this release cannot check",
+            )
+        kept = sum(1 for number in history.stored(manifest) if number)
+        detail = f"{kept} of {len(manifest.shards)} checkpoints are here; accuracy of the others "
+        detail += "cannot be tested, and offline they may never have existed"
+        if kept == len(manifest.shards):
+            yield Check("history", Status.NOTE, f"all {kept} checkpoints are here")
+        elif terms.history == "all":
+            yield Check("history", Status.FAILED, f"the terms ask for all checkpoints; {detail}")
+        else:
+            yield Check("history", Status.NOTE, detail)
+        if terms.history in ("streaming", "after-close"):
+            detail = f"{terms.history} history needs a registry; this release cannot check it"
+            yield Check("history", Status.UNDECIDED, detail)
+        if not manifest.finished:
+            yield Check("closing", Status.NOTE, "the prover has not closed the proof yet")
+        elif manifest.outside:
+            detail = (
+                f"{manifest.outside} optimizer steps after the last shard are outside the proof"
+            )
+            yield Check("closing", Status.NOTE, detail)
+        for level in self.levels[1:]:
+            yield Check(
+                "evidence",
+                Status.UNDECIDED,
+                f"the terms ask for {level}, which this release cannot check",
+                level=level,
+                advice="Use a release of PoLO that knows this level.",
+            )
+
+
+def _problem(
+    name: str, error: PoloError, status: Status = Status.FAILED, *, shard: int = 0
+) -> Check:
+    return Check(name, status, error.message, shard=shard, place=error.place, advice=error.advice)
+
+
+def _shard_of(path: str) -> int:
+    digits = "".join(c for c in Path(path).name if c.isdigit())
+    return int(digits) if digits else 0

@@ -1,0 +1,61 @@
+"""How many bits fit into a model at which load, before anything is trained."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from polo.protocol.detection import MILLION
+from polo.protocol.layout import Layout
+from polo.weights import carriers
+
+COMFORTABLE_SHARE = 0.5
+"""A mark in more than half of the carrier's blocks overwrites much of the mark before it."""
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What a layout can carry.
+
+    Attributes:
+        judged: Every tensor, with the reason where it cannot carry.
+        block: Weights per block.
+        blocks: Blocks of all tensors that can.
+    """
+
+    judged: tuple[carriers.Suitability, ...]
+    block: int
+    blocks: int
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Tensors that can carry a mark."""
+        return tuple(item.tensor.name for item in self.judged if item.carries)
+
+    def bits_at(self, load: int) -> int:
+        """Most bits of one mark at a load in millionths."""
+        return self.blocks * (self.block * load // MILLION)
+
+    def objection(self, bits: int, load: int) -> str:
+        """Why a mark of this size does not fit; empty if it does."""
+        per_block = self.block * load // MILLION
+        if not self.blocks:
+            return "no tensor of this model can carry a mark"
+        if not per_block:
+            return f"a load of {load / MILLION:g} leaves a block of {self.block} weights no bit"
+        if bits % per_block:
+            return f"{bits} bits are no multiple of the {per_block} that a block carries"
+        if bits > self.bits_at(load):
+            return (
+                f"{bits} bits do not fit: at a load of {load / MILLION:g} bits per weight "
+                f"{self.blocks} blocks of {self.block} weights carry {self.bits_at(load)}"
+            )
+        return ""
+
+    def share(self, bits: int, load: int) -> float:
+        """Part of the carrier's blocks that one mark takes."""
+        return bits / self.bits_at(load) if self.bits_at(load) else float("inf")
+
+
+def capacity(layout: Layout, *, block: int, trainable: Collection[str] | None = None) -> Capacity:
+    """Judge a layout."""
+    judged = tuple(carriers.assess(layout, block=block, trainable=trainable))
+    return Capacity(judged, block, sum(j.tensor.elements // block for j in judged if j.carries))

@@ -1,0 +1,80 @@
+"""A derived mark as arrays: where it sits, which bits it has, which key reads them.
+
+A mark is laid out in *groups*. With block keys every block is a group: its own weights, its
+own few bits, its own small key. With a dense key all blocks together are one group.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polo.errors import CapacityError
+from polo.protocol import derivation
+from polo.protocol.carrier import Carrier
+from polo.protocol.layout import Layout
+from polo.protocol.records import SchemeTerms, Terms
+
+
+@dataclass(frozen=True)
+class Mark:
+    """One shard's mark.
+
+    Attributes:
+        scheme: The scheme's terms.
+        blocks: Blocks of the carrier it sits in, in the order drawn.
+        seed: What everything is derived from.
+    """
+
+    scheme: SchemeTerms
+    blocks: tuple[int, ...]
+    seed: bytes
+
+    @property
+    def groups(self) -> int:
+        """Number of groups."""
+        return len(self.blocks) if self.scheme.key == "block" else 1
+
+    @property
+    def group_bits(self) -> int:
+        """Bits per group."""
+        return self.scheme.bits // self.groups
+
+    @property
+    def group_weights(self) -> int:
+        """Weights per group."""
+        return len(self.blocks) * self.scheme.block // self.groups
+
+    @cached_property
+    def bits(self) -> NDArray[np.bool_]:
+        """Λ, by group and bit."""
+        raw = np.frombuffer(derivation.bits(self.seed, self.scheme.bits), dtype=np.uint8)
+        flat = np.unpackbits(raw, bitorder="little")[: self.scheme.bits]
+        return flat.astype(np.bool_).reshape(self.groups, self.group_bits)
+
+    def signs(self, group: int) -> NDArray[np.int8]:
+        """K of one group, ±1, by bit and weight."""
+        count = self.group_bits * self.group_weights
+        raw = np.frombuffer(derivation.key(self.seed, group, count), dtype=np.uint8)
+        flat = np.unpackbits(raw, bitorder="little")[:count]
+        plus_minus = flat.astype(np.int8) * 2 - 1
+        return plus_minus.reshape(self.group_bits, self.group_weights)
+
+
+def carrier_of(terms: Terms, layout: Layout) -> Carrier:
+    """The carrier that the terms name, refused if it cannot hold one mark."""
+    carrier = Carrier(layout, terms.carrier, terms.scheme.block)
+    if carrier.blocks < terms.scheme.blocks:
+        raise CapacityError(
+            f"a mark of {terms.scheme.bits} bits takes {terms.scheme.blocks} blocks; the carrier "
+            f"has {carrier.blocks}",
+            advice="Enrol with fewer bits, a higher load, or more carrier tensors.",
+        )
+    return carrier
+
+
+def derive(terms: Terms, carrier: Carrier, seed: bytes) -> Mark:
+    """The mark that a seed stands for."""
+    blocks = derivation.positions(seed, terms.scheme.blocks, carrier.blocks)
+    return Mark(terms.scheme, blocks, seed)

@@ -1,0 +1,149 @@
+"""A checkpoint: a layout and the bytes behind it, wherever they are.
+
+`Checkpoint` is the one interface that hashing, writing, cutting openings and reading marks
+use. Here is the one for weights in memory (a module's state dict, on any device);
+`polo.weights.files` has the one for files.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from polo.errors import WeightsError
+from polo.protocol.layout import CHUNK_BYTES, DTYPE_BYTES, Layout, Tensor, Tie
+from polo.weights import dtypes
+
+if TYPE_CHECKING:
+    import torch
+
+_WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+
+
+class Checkpoint(Protocol):
+    """Weights that can be read piece by piece."""
+
+    @property
+    def layout(self) -> Layout:
+        """Names, types and shapes."""
+
+    def read(self, tensor: int, start: int, stop: int) -> bytes | memoryview:
+        """Bytes `start` to `stop` of a tensor's canonical bytes."""
+
+
+def canonical_names(names: list[str]) -> dict[str, str]:
+    """Each name without what wrappers put into it (compile, DDP, FSDP, checkpointing).
+
+    >>> canonical_names(["module._orig_mod.fc.weight"])
+    {'module._orig_mod.fc.weight': 'fc.weight'}
+    """
+    bare = {name: ".".join(p for p in name.split(".") if p not in _WRAPPERS) for name in names}
+    while bare and all(name.startswith("module.") for name in bare.values()):
+        bare = {name: short.removeprefix("module.") for name, short in bare.items()}
+    seen: dict[str, str] = {}
+    for name, short in bare.items():
+        if other := seen.get(short):
+            raise WeightsError(f"{other!r} and {name!r} both mean this tensor", place=short)
+        seen[short] = name
+    return bare
+
+
+class MemoryCheckpoint:
+    """Weights held as torch tensors or numpy arrays, on any device.
+
+    Nothing is copied at once: pieces are brought to the CPU and into row-major order as they
+    are read. Tensors that share memory, shape and strides are tied: they appear once.
+    """
+
+    def __init__(self, state: Mapping[str, Any]) -> None:
+        names = canonical_names(list(state))
+        found = sorted((short.encode(), short, state[name]) for name, short in names.items())
+        tensors: list[Tensor] = []
+        ties: list[Tie] = []
+        self._values: list[Any] = []
+        first: dict[Any, str] = {}
+        for _, name, value in found:
+            mark = _memory(value)
+            if mark is not None and mark in first:
+                ties.append(Tie(name, first[mark]))
+                continue
+            if mark is not None:
+                first[mark] = name
+            tensors.append(Tensor(name, _dtype(value, name), tuple(int(n) for n in value.shape)))
+            self._values.append(value)
+        self._layout = Layout(CHUNK_BYTES, tuple(tensors), tuple(ties))
+        self._layout.check()
+
+    @property
+    def layout(self) -> Layout:
+        """Names, types and shapes."""
+        return self._layout
+
+    def read(self, tensor: int, start: int, stop: int) -> bytes | memoryview:
+        """Bytes `start` to `stop` of a tensor's canonical bytes."""
+        value = self.tensor(tensor)
+        if isinstance(value, np.ndarray):
+            return _numpy_bytes(value, start, stop)
+        return _torch_bytes(value, start, stop)
+
+    def tensor(self, tensor: int) -> Any:
+        """The tensor itself, as it is in memory."""
+        return self._values[tensor]
+
+
+def checkpoint_of(model: "torch.nn.Module | Mapping[str, Any]") -> MemoryCheckpoint:
+    """The checkpoint of a module or of a state dict, as it is in memory now."""
+    state = model if isinstance(model, Mapping) else model.state_dict()
+    return MemoryCheckpoint(state)
+
+
+def _memory(value: Any) -> Any:
+    """What two tensors share when they are one; None for tensors without memory."""
+    if isinstance(value, np.ndarray):
+        if value.size == 0:
+            return None
+        return value.__array_interface__["data"][0], value.dtype.str, value.shape, value.strides
+    if value.numel() == 0:
+        return None
+    return value.device, value.data_ptr(), value.dtype, tuple(value.shape), value.stride()
+
+
+def _dtype(value: Any, name: str) -> str:
+    if isinstance(value, np.ndarray):
+        return dtypes.name_of_numpy(value.dtype.newbyteorder("="), place=name)
+    if not hasattr(value, "dtype") or not hasattr(value, "data_ptr"):
+        raise WeightsError(
+            f"a {type(value).__name__} is no tensor",
+            place=name,
+            advice="Keep extra state out of the state dict (see get_extra_state).",
+        )
+    if value.layout.__str__() != "torch.strided" or value.is_quantized or value.is_meta:
+        raise WeightsError("only dense tensors with values have canonical bytes", place=name)
+    return dtypes.name_of_torch(value.dtype, place=name)
+
+
+def _numpy_bytes(value: np.ndarray[Any, Any], start: int, stop: int) -> bytes | memoryview:
+    size = value.dtype.itemsize
+    little = value.dtype.newbyteorder("<")
+    if value.flags.c_contiguous and value.dtype == little:
+        return value.reshape(-1).view(np.uint8)[start:stop].data
+    return value.flat[start // size : -(-stop // size)].astype(little).tobytes()
+
+
+def _torch_bytes(value: "torch.Tensor", start: int, stop: int) -> memoryview:
+    import torch
+
+    value = value.detach()
+    size = DTYPE_BYTES[dtypes.name_of_torch(value.dtype, place="tensor")]
+    if value.is_contiguous():
+        flat = value.view(-1).view(torch.uint8) if value.dtype != torch.uint8 else value.view(-1)
+        piece = flat[start:stop]
+    else:
+        # Same-sized integers can be viewed whatever the strides; `take` reads in row-major order
+        # without a copy of the whole tensor.
+        if value.is_complex():
+            value, size = torch.view_as_real(value.resolve_conj()), size // 2
+        integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size]
+        wanted = torch.arange(start // size, -(-stop // size), device=value.device)
+        piece = torch.take(value.view(integers), wanted).view(torch.uint8)
+    return piece.cpu().numpy().data
