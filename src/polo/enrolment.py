@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from polo.errors import CapacityError
 from polo.protocol import nonces, signing
 from polo.protocol.detection import MILLION
+from polo.protocol.layout import Layout
 from polo.protocol.records import (
     Enrolment,
     EvidenceTerms,
@@ -46,7 +47,7 @@ def capacity_of(model: "torch.nn.Module", *, block: int = BLOCK) -> Capacity:
 
 
 def make_terms(
-    task: Task,
+    task: Task | Layout,
     *,
     bits: int = 256,
     shards: int = 100,
@@ -61,7 +62,7 @@ def make_terms(
     embed: float = 0.99,
     verify: float = 0.70,
     log2_p: int = -64,
-    budget: float = 0.10,
+    budget: float = 0.40,
     margin: float = 0.05,
     noise: tuple[float, float] = (0.02, 0.02),
     noise_fraction: float = 0.10,
@@ -69,7 +70,8 @@ def make_terms(
     """Terms for a task, with the defaults that docs/protocol.md gives reasons for.
 
     Args:
-        task: The task; its model gives the layout, its floor is copied into the terms.
+        task: The task; its model gives the layout, its floor is copied into the terms. Of a bare
+            layout a draft is made, to plan with; nobody should sign it.
         bits: Bits of each mark.
         shards: Most shards.
         fewest_steps: Fewest optimizer steps per shard.
@@ -88,19 +90,15 @@ def make_terms(
         noise: Least and most σ of the obfuscation, relative to a tensor's root mean square.
         noise_fraction: Part of the weights that get noise.
     """
-    model = task.build_model()
-    layout = checkpoint_of(model).layout
-    fits = capacity_of(model, block=block)
+    layout, fits, about = _subject(task, block)
     if objection := fits.objection(bits, millionths(load)):
         raise CapacityError(
             objection,
-            place=task.name,
-            advice=f"`polo validate --task {task.name}` shows what fits, tensor by tensor.",
+            place=about.name,
+            advice="`polo validate` shows what fits, tensor by tensor. " + fits.advice(bits),
         )
     terms = Terms(
-        task=TaskTerms(
-            task.name, task.version, task.metric, tuple(millionths(f) for f in task.floor)
-        ),
+        task=about,
         layout=layout.digest,
         carrier=tuple(carrier) if carrier is not None else fits.names,
         scheme=SchemeTerms(
@@ -120,6 +118,15 @@ def make_terms(
     )
     terms.check()
     return terms
+
+
+def _subject(task: Task | Layout, block: int) -> tuple[Layout, Capacity, TaskTerms]:
+    if isinstance(task, Layout):
+        return task, capacity(task, block=block), TaskTerms("draft", 1, "metric", ())
+    model = task.build_model()
+    floor = tuple(millionths(least) for least in task.floor)
+    about = TaskTerms(task.name, task.version, task.metric, floor)
+    return checkpoint_of(model).layout, capacity_of(model, block=block), about
 
 
 def enrol(terms: Terms, *, identity: bytes, issuer: signing.Signer) -> OfflineEnrolment:

@@ -20,7 +20,7 @@ class Finished:
     Attributes:
         reading: The mark after it.
         turned: Bits it turned right.
-        largest: Largest relative edit of a block, in millionths.
+        largest: Largest relative edit of a group, in millionths.
         values: The weights after it.
     """
 
@@ -63,7 +63,8 @@ class Embedder:
         before = self._placement.gather(torch.float64).cpu()
         # What the parameters' own type keeps of the edit is what counts.
         after = self._placement.rounded(self._press.finish(before))
-        edit = (after - before).norm(dim=1) / before.norm(dim=1).clamp(min=1e-300)
+        # By group, as the budget goes: with a dense key single blocks may be all zero.
+        edit = self._norms(after - before) / self._norms(before).clamp(min=1e-300)
         reading = self._read(after)
         turned = reading.matches - self._read(before).matches
         return Finished(reading, max(0, turned), int(float(edit.max()) * MILLION), after)
@@ -71,6 +72,10 @@ class Embedder:
     def apply(self, finished: Finished) -> None:
         """Put the finishing step into the model."""
         self._placement.write(finished.values)
+
+    def _norms(self, values: torch.Tensor) -> torch.Tensor:
+        norms: torch.Tensor = values.reshape(self.mark.groups, -1).norm(dim=1)
+        return norms
 
     def _read(self, values: torch.Tensor) -> Reading:
         return readings.read(self.mark, values.cpu().numpy())

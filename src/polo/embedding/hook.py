@@ -58,7 +58,8 @@ class StepHook:
     def _pre(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        closure = kwargs.get("closure", args[0] if args else None)
+        # torch hands over all of step's arguments, the optimizer itself first.
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if not callable(closure):
             self._before(_scale(optimizer))
             return None
@@ -68,8 +69,8 @@ class StepHook:
             self._before(_scale(optimizer))
             return loss
 
-        if args:
-            return (closure_with_mark, *args[1:]), kwargs
+        if len(args) > 1:
+            return (args[0], closure_with_mark, *args[2:]), kwargs
         return args, {**kwargs, "closure": closure_with_mark}
 
     def _post(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

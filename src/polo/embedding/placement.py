@@ -106,7 +106,9 @@ class Placement:
 def parameters_of(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     """A model's parameters by canonical name; aliases of tied parameters included."""
     found = dict(model.named_parameters(remove_duplicate=False))
-    short = canonical_names(list(found))
+    # The whole state dict decides what is a wrapper's: beside a buffer `scale`, a child called
+    # `module` is none, though all parameters are below it.
+    short = canonical_names(list(found)) | canonical_names(list(model.state_dict()))
     return {short[name]: parameter for name, parameter in found.items()}
 
 

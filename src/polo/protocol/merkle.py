@@ -49,6 +49,17 @@ def multiproof(leaves: Sequence[bytes], wanted: Sequence[int]) -> list[bytes]:
     return list(_siblings(leaves, wanted, 0, len(leaves)))
 
 
+def paths(leaves: Sequence[bytes]) -> list[list[bytes]]:
+    """The multiproof of every single leaf, all at once."""
+    if len(leaves) <= 1:
+        return [[] for _ in leaves]
+    middle = _split(0, len(leaves))
+    left, right = leaves[:middle], leaves[middle:]
+    # The left part of a tree comes before the right one in a multiproof.
+    before, after = root(left), root(right)
+    return [[*path, after] for path in paths(left)] + [[before, *path] for path in paths(right)]
+
+
 def root_from_multiproof(
     count: int, wanted: Mapping[int, bytes], proof: Sequence[bytes], *, place: str
 ) -> bytes:

@@ -30,8 +30,8 @@ def draw(count: int, random: Callable[[int], bytes]) -> tuple[NonceTerms, tuple[
     bare = [Nonce(x, random(32), random(32), ()) for x in range(1, count + 1)]
     leaves = [leaf(nonce) for nonce in bare]
     opened = tuple(
-        Nonce(n.shard, n.nonce, n.salt, tuple(merkle.multiproof(leaves, [n.shard - 1])))
-        for n in bare
+        Nonce(nonce.shard, nonce.nonce, nonce.salt, tuple(path))
+        for nonce, path in zip(bare, merkle.paths(leaves), strict=True)
     )
     return NonceTerms("offline", merkle.root(leaves), count), opened
 

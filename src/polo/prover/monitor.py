@@ -32,7 +32,9 @@ class Monitor:
         """Note an epoch after which the shard could not be sealed."""
         self._readings.append(reading)
         logger.info("shard %d is not sealed yet: η = %.3f", shard, reading.eta)
-        if len(self._readings) % self.patience == 0:
+        # After 3, 6, 12, … checks: with checks every few steps there may be thousands.
+        rounds, early = divmod(len(self._readings), self.patience)
+        if not early and rounds.bit_count() == 1:
             warnings.warn(self._advice(shard), EmbeddingWarning, stacklevel=4)
 
     def _advice(self, shard: int) -> str:

@@ -312,7 +312,7 @@ class Prover:
         shard = self.shards + 1
         if self._nonce is None or shard > self.terms.shards.most:
             self._embedder = None
-            logger.warning("the terms allow no shard %d: further steps are unproved", shard)
+            logger.info("the terms allow no shard %d", shard)
             return
         seed = derivation.seed(
             root=self._root(),
@@ -332,6 +332,8 @@ class Prover:
     def _after_step(self) -> None:
         self._steps += 1
         self._total_steps += 1
+        if self._embedder is None and self._steps == 1:
+            logger.warning("all shards that the terms allow are sealed: this step is outside")
         if self._check_every and self._steps % self._check_every == 0:
             self._check()
 

@@ -14,11 +14,16 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     """A file that takes the place of `path` once it is written and on disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + TEMPORARY)
-    with partial.open("wb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    try:
+        with partial.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        # A full disk, say: half a checkpoint would only keep it full.
+        partial.unlink(missing_ok=True)
+        raise
     sync_folder(path.parent)
 
 

@@ -1,10 +1,9 @@
 """The stored checkpoints of a proof, newest to oldest, deltas undone on the way."""
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from polo.errors import FormatError
 from polo.protocol.layout import Layout
 from polo.protocol.records import Manifest
 from polo.storage import delta
@@ -23,40 +22,44 @@ def stored(manifest: Manifest) -> list[int]:
 
 
 def checkpoints(
-    folder: ProofFolder, manifest: Manifest, layout: Layout
+    folder: ProofFolder,
+    manifest: Manifest,
+    layout: Layout,
+    *,
+    damaged: Collection[str] = (),
 ) -> Iterator[tuple[int, FileCheckpoint]]:
     """Every stored checkpoint, newest first; each is closed when the next one is asked for.
 
     A delta leads from the next newer stored checkpoint, so at most two of them are unpacked at a
     time, in a temporary folder.
+
+    Args:
+        folder: The proof.
+        manifest: Its manifest.
+        layout: Its layout.
+        damaged: Files to leave out, and with them the deltas that lead from them.
     """
     listed = {file.path for file in manifest.files}
     with tempfile.TemporaryDirectory(prefix="polo-") as temporary:
         newer: FileCheckpoint | None = None
-        unpacked: Path | None = None
-        for number in stored(manifest):
-            fresh: Path | None = None
-            if checkpoint_path(number) in listed:
-                checkpoint = folder.checkpoint(number, layout)
-            else:
-                fresh = Path(temporary) / f"{number:06d}.safetensors"
-                checkpoint = _unpack(folder, number, newer, fresh, layout)
+        try:
+            for number in stored(manifest):
+                whole = checkpoint_path(number)
+                packed = checkpoint_path(number, delta=True)
+                opened = None
+                if whole in listed and whole not in damaged:
+                    opened = folder.checkpoint(number, layout)
+                elif whole not in listed and packed not in damaged and newer:
+                    unpacked = Path(temporary) / "unpacked.safetensors"
+                    with unpacked.open("wb") as file:
+                        delta.apply_delta(folder.path / packed, newer, file.write, place=packed)
+                    opened = FileCheckpoint.canonical(unpacked, layout)
+                    unpacked.unlink()  # It lives on until it is closed.
+                if newer:
+                    newer.close()
+                newer = opened
+                if opened:
+                    yield number, opened
+        finally:
             if newer:
                 newer.close()
-            if unpacked:
-                unpacked.unlink()
-            newer, unpacked = checkpoint, fresh
-            yield number, checkpoint
-        if newer:
-            newer.close()
-
-
-def _unpack(
-    folder: ProofFolder, number: int, newer: FileCheckpoint | None, out: Path, layout: Layout
-) -> FileCheckpoint:
-    name = checkpoint_path(number, delta=True)
-    if newer is None:
-        raise FormatError("there is no newer checkpoint that it leads from", place=name)
-    with out.open("wb") as file:
-        delta.apply_delta(folder.path / name, newer, file.write, place=name)
-    return FileCheckpoint.canonical(out, layout)

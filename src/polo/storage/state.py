@@ -8,6 +8,7 @@ import json
 import os
 import random
 import struct
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from safetensors.torch import save
 from polo.errors import StoreError
 from polo.storage import atomic
 
-_TENSOR, _TUPLE, _MAP, _FLOAT = "$tensor", "$tuple", "$map", "$float"
+_TENSOR, _TUPLE, _MAP, _COUNTER, _FLOAT = "$tensor", "$tuple", "$map", "$counter", "$float"
 
 
 def write_state(path: Path, tree: Any) -> None:
@@ -65,14 +66,13 @@ def restore_random(state: dict[str, Any]) -> None:
 
 
 def _pack(value: Any, tensors: dict[str, torch.Tensor], place: str) -> Any:
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, torch.Tensor) and _storable(value):
         name = str(len(tensors))
         tensors[name] = value.detach().cpu().contiguous().clone()
         return {_TENSOR: name}
     if isinstance(value, dict):
-        return {
-            _MAP: [[_pack(k, tensors, place), _pack(v, tensors, place)] for k, v in value.items()]
-        }
+        pairs = [[_pack(k, tensors, place), _pack(v, tensors, place)] for k, v in value.items()]
+        return {_COUNTER if isinstance(value, Counter) else _MAP: pairs}
     if isinstance(value, (list, tuple)):
         items = [_pack(item, tensors, place) for item in value]
         return {_TUPLE: items} if isinstance(value, tuple) else items
@@ -89,6 +89,11 @@ def _pack(value: Any, tensors: dict[str, torch.Tensor], place: str) -> Any:
     )
 
 
+def _storable(tensor: torch.Tensor) -> bool:
+    dense = tensor.layout == torch.strided and not (tensor.is_quantized or tensor.is_nested)
+    return dense and not tensor.is_meta and tensor.dtype not in (torch.complex32, torch.complex128)
+
+
 def _unpack(value: Any, file: Any) -> Any:
     if isinstance(value, list):
         return [_unpack(item, file) for item in value]
@@ -96,9 +101,14 @@ def _unpack(value: Any, file: Any) -> Any:
         return value
     ((kind, body),) = value.items()
     if kind == _TENSOR:
-        return file.get_tensor(body)
+        # A copy: what safetensors returns is a map of the file, which is removed at the next seal
+        # and whose alignment shows in the last bits of some sums.
+        return file.get_tensor(body).clone()
     if kind == _FLOAT:
         return struct.unpack("<d", bytes.fromhex(body))[0]
     if kind == _TUPLE:
         return tuple(_unpack(item, file) for item in body)
-    return {_unpack(k, file): _unpack(v, file) for k, v in body}
+    if kind not in (_MAP, _COUNTER):
+        raise ValueError(f"{kind} has no meaning here")
+    found = {_unpack(k, file): _unpack(v, file) for k, v in body}
+    return Counter(found) if kind == _COUNTER else found

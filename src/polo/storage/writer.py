@@ -1,8 +1,9 @@
 """Writing a proof: one shard at a time, so that a kill at any instant loses none.
 
 Every sealing only adds files; replacing `manifest.json` is the one step that makes them part of
-the proof. Files that no manifest lists are leftovers of a killed sealing and are removed when the
-proof is opened for writing again.
+the proof. Files of a proof that no manifest lists are leftovers of a killed sealing and are removed
+when the proof is opened for writing again. Nothing else is ever removed, and a folder that holds
+other files is not made into a proof.
 
 What a prover keeps for itself lies *beside* the proof, in `<proof>.state/`: the lock, the secret
 that the obfuscation comes from, and the training state to resume from. The proof folder holds
@@ -11,9 +12,12 @@ only what is handed over.
 
 import fcntl
 import hashlib
+import itertools
 import os
+import re
 import secrets
-import shutil
+import weakref
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
@@ -22,7 +26,7 @@ from polo.errors import LockedError, StoreError
 from polo.protocol import signing
 from polo.protocol.commitment import Opening
 from polo.protocol.layout import Layout
-from polo.protocol.records import File, Manifest, Nonce, Retention, Shard
+from polo.protocol.records import FILE_PATTERN, File, Manifest, Nonce, Retention, Shard
 from polo.storage import atomic, delta, openings
 from polo.storage.folder import (
     LAYOUT_FILE,
@@ -34,6 +38,9 @@ from polo.storage.folder import (
 )
 from polo.weights.checkpoint import Checkpoint
 from polo.weights.files import FileCheckpoint, write_checkpoint
+
+_FOLDERS = ("checkpoints", "openings", "nonces", "evidence/*", "evidence")
+_OURS = re.compile(f"({FILE_PATTERN}|{re.escape(MANIFEST_FILE)})({re.escape(atomic.TEMPORARY)})?")
 
 
 class ProofWriter:
@@ -47,26 +54,43 @@ class ProofWriter:
 
     def __init__(self, path: Path | str, signer: signing.Signer, retention: Retention) -> None:
         self.path = Path(path)
+        if self.path.name in ("", ".."):
+            self.path = self.path.resolve()
         self.state_path = self.path.with_name(self.path.name + ".state")
         self.manifest: Manifest | None = None
         self._signer = signer
         self.retention = retention
         self.state_path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._lock = _lock(self.state_path / "lock", self.path)
+        # Let go of the lock when the object goes, too: an abandoned prover in a notebook, say.
+        handle = _lock(self.state_path / "lock", self.path)
+        self._unlock = weakref.finalize(self, os.close, handle)
+        try:
+            self._open()
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
         if (self.path / MANIFEST_FILE).exists():
             self.manifest = ProofFolder(self.path).manifest()
-            if self.manifest.retention != retention:
-                self.close()
+            if self.manifest.retention != self.retention:
                 raise StoreError(
                     f"was begun with retention {self.manifest.retention.kind}; keep to it",
                     place=str(self.path),
                 )
+        elif any(self.path.iterdir()) and not (self.state_path / "secret").exists():
+            raise StoreError(
+                "holds files, but no proof",
+                place=str(self.path),
+                advice="Give this run an empty folder, or one that does not exist yet.",
+            )
         self._remove_leftovers()
 
     @property
     def secret(self) -> bytes:
         """The secret of this proof's obfuscation; drawn once, never in the proof."""
+        self._check_held()
         path = self.state_path / "secret"
         if not path.exists():
             with atomic.replacing(path) as file:
@@ -80,11 +104,12 @@ class ProofWriter:
 
     def begin(self, manifest: Manifest, layout: Layout, checkpoint: Checkpoint) -> None:
         """Start a proof with its W_0."""
-        files = [
-            self._put(LAYOUT_FILE, layout.to_bytes()),
+        self._check_held()
+        files = (
             self._put_checkpoint(0, checkpoint),
-        ]
-        self._commit(replace(manifest, files=tuple(files)))
+            self._put(LAYOUT_FILE, layout.to_bytes()),
+        )
+        self._commit(replace(manifest, files=files))
 
     def seal(self, shard: Shard, checkpoint: Checkpoint, opening: Opening, nonce: Nonce) -> None:
         """Add a sealed shard."""
@@ -108,9 +133,18 @@ class ProofWriter:
 
     def close(self) -> None:
         """Let others write."""
-        self._lock.close()
+        self._unlock()
+
+    def _check_held(self) -> None:
+        if not self._unlock.alive:
+            raise StoreError(
+                "was let go of; somebody else may be writing it now",
+                place=str(self.path),
+                advice="Make a new Prover on this store to go on.",
+            )
 
     def _begun(self) -> Manifest:
+        self._check_held()
         if self.manifest is None:
             raise StoreError("the proof has not begun", place=str(self.path))
         return self.manifest
@@ -160,16 +194,28 @@ class ProofWriter:
 
     def _remove_leftovers(self) -> None:
         """Remove what a killed sealing left behind, and states that no resume will need."""
-        if self.manifest is None:
-            for name in ("checkpoints", "openings", "nonces"):
-                shutil.rmtree(self.path / name, ignore_errors=True)
-            return
-        for name in list(ProofFolder(self.path).strangers(self.manifest)):
-            (self.path / name).unlink(missing_ok=True)
-        current = self.training_state(len(self.manifest.shards))
+        for path in list(self._leftovers()):
+            path.unlink(missing_ok=True)
+        for folder in itertools.chain.from_iterable(map(self.path.glob, _FOLDERS)):
+            if folder.is_dir() and not any(folder.iterdir()):
+                folder.rmdir()
+        for path in self.state_path.glob("*" + atomic.TEMPORARY):
+            path.unlink(missing_ok=True)
+        current = self.training_state(len(self.manifest.shards) if self.manifest else 0)
         for path in self.state_path.glob("[0-9]*.safetensors"):
             if path != current and current.exists():
                 path.unlink(missing_ok=True)
+
+    def _leftovers(self) -> Iterator[Path]:
+        """Files that only a proof has, and that the manifest does not list."""
+        listed = {file.path for file in self.manifest.files} if self.manifest else set()
+        for path in itertools.chain.from_iterable(
+            map(self.path.glob, ("*", "*/*", "evidence/*/*"))
+        ):
+            name = path.relative_to(self.path).as_posix()
+            known = name in listed or name == MANIFEST_FILE
+            if not known and _OURS.fullmatch(name) and not path.is_dir():
+                yield path
 
 
 class _Hashing:
@@ -193,16 +239,16 @@ def _sorted(files: dict[str, File]) -> tuple[File, ...]:
     return tuple(files[path] for path in sorted(files))
 
 
-def _lock(path: Path, proof: Path) -> BinaryIO:
+def _lock(path: Path, proof: Path) -> int:
     """An exclusive lock that the system lets go of when the process ends, however it ends."""
-    file = path.open("ab")
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        file.close()
+        os.close(handle)
         raise LockedError(
-            "another process is writing this proof",
+            "another prover is writing this proof",
             place=str(proof),
-            advice="Wait for it, or give this run a store of its own.",
+            advice="Wait for it, close() the other prover, or give this run a store of its own.",
         ) from error
-    return file
+    return handle

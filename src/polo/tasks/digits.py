@@ -16,7 +16,7 @@ class Digits:
     name = "digits"
     version = 1
     metric = "accuracy"
-    floor = (0.20, 0.40, 0.60, 0.75, 0.85)
+    floor: tuple[float, ...] = (0.20, 0.40, 0.60, 0.75, 0.85)
 
     @cached_property
     def _data(self) -> tuple[torch.Tensor, torch.Tensor]:

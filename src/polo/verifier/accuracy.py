@@ -68,6 +68,14 @@ class Bench:
         except PoloError as error:
             yield Check("accuracy", Status.FAILED, error.message, shard=shard, place=error.place)
             return
+        except Exception as error:  # The task is the verifier's own; the weights are not.
+            detail = f"the task could not test it: {type(error).__name__}: {error}"
+            yield Check("accuracy", Status.UNDECIDED, detail, shard=shard)
+            return
+        if not 0 <= measured <= 1:
+            detail = f"the task measured {measured}, which is no rate from 0 to 1"
+            yield Check("accuracy", Status.FAILED, detail, shard=shard)
+            return
         terms = self._manifest.terms.task
         floor = terms.floor_of(shard) / MILLION
         yield Check(

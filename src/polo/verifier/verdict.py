@@ -91,6 +91,28 @@ LEVEL_TEXTS: dict[str, LevelText] = {
 """The levels, in the order of `polo.protocol.records.LEVELS`."""
 
 
+def plain(text: str) -> str:
+    r"""Text in which nothing acts: control and direction marks, lone surrogates are spelt out.
+
+    >>> print(plain("a\x1b[31mb"))
+    a\u001b[31mb
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() else " " if c in "\n\t\xa0" else f"\\u{ord(c):04x}" for c in text
+    )
+
+
+def counted(count: int, noun: str) -> str:
+    """A number with its noun.
+
+    >>> counted(1, "mark"), counted(2, "mark")
+    ('1 mark', '2 marks')
+    """
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 @dataclass(frozen=True)
 class Check:
     """One check.
@@ -121,11 +143,11 @@ class Check:
         return MEANINGS[self.name]
 
     def sentence(self) -> str:
-        """The check in one line."""
+        """The check in one line, in which nothing from the proof can act on a terminal."""
         where = [f"shard {self.shard}"] if self.shard else []
         where += [self.place] if self.place else []
         start = f"{self.name} ({', '.join(where)})" if where else self.name
-        return f"{start}: {self.detail or self.status.value}"
+        return plain(f"{start}: {self.detail or self.status.value}")
 
     def to_json(self) -> dict[str, Any]:
         """The check as JSON."""
@@ -175,7 +197,7 @@ class Verdict:
 
     def of(self, status: Status) -> Iterator[Check]:
         """All checks with a status."""
-        return (check for check in self.checks if check.status is status)
+        return (check for check in self.checks if check.status == status)
 
     def per_shard(self, name: str) -> dict[int, Check]:
         """The checks of one name, by shard, oldest first."""
@@ -189,8 +211,14 @@ class Verdict:
         if self.outcome is Outcome.UNDECIDED:
             first = next(self.of(Status.UNDECIDED), None)
             return f"COULD NOT DECIDE: {first.sentence() if first else 'nothing was checked'}"
-        shown = " + ".join(self.levels)
-        return f"ACCEPTED at level {shown}: it shows {LEVEL_TEXTS[self.levels[-1]].shows}"
+        marks, tested = len(self.per_shard("mark")), len(self.per_shard("accuracy"))
+        accuracy = (
+            f"{counted(tested, 'checkpoint')} tested, as good as the terms ask"
+            if tested
+            else "accuracy was not tested"
+        )
+        shown, held = " + ".join(self.levels), counted(marks, "mark")
+        return f"ACCEPTED at level {shown}: order, identity and {held} hold; {accuracy}"
 
     @property
     def caution(self) -> str:

@@ -1,8 +1,10 @@
 """Verifying a proof: signatures and files first, then the chain from the newest shard back."""
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from polo._version import __version__
 from polo.errors import PoloError, StoreError
 from polo.keys import Ed25519Verifier, Trust, TrustStore, trusted_keys
 from polo.protocol import chain, signing
@@ -21,7 +23,7 @@ from polo.storage.folder import (
 from polo.tasks import Task
 from polo.verifier import accuracy, delivered
 from polo.verifier.policy import Policy
-from polo.verifier.verdict import Check, Status, Verdict
+from polo.verifier.verdict import Check, Status, Verdict, counted
 from polo.watermark.mark import carrier_of, derive
 from polo.watermark.reading import OpenedCheckpoint, read, values_of
 from polo.weights.checkpoint import Checkpoint
@@ -138,6 +140,9 @@ class _Run:
             "log2_p_threshold": terms.thresholds.log2_p,
             "final_root": manifest.root_before(len(manifest.shards) + 1).hex(),
             "issued": manifest.enrolment.issued,
+            "verified": int(time.time()),
+            "version": __version__,
+            "policy": f"accuracy: {self._policy.accuracy}, tolerance {self._policy.tolerance:g}",
         }
 
     def _parties(self, manifest: Manifest) -> Iterator[Check]:
@@ -191,15 +196,17 @@ class _Run:
                     missing = not (folder.path / file.path).exists()
                     status = Status.UNDECIDED if missing else Status.FAILED
                     yield Check(
-                        "files", status, error.message, place=file.path, shard=_shard_of(file.path),
+                        "files",
+                        status,
+                        error.message,
+                        place=file.path,
+                        shard=_shard_of(file.path, manifest),
                         advice="Ask the prover for the complete proof." if missing else "",
-                    )  # fmt: skip
+                    )
                 except PoloError as error:
                     wrong = True
-                    yield Check(
-                        "files", Status.FAILED, error.message, place=file.path,
-                        shard=_shard_of(file.path),
-                    )  # fmt: skip
+                    shard = _shard_of(file.path, manifest)
+                    yield _problem("files", error, shard=shard)
         except (PoloError, OSError) as error:
             yield Check("files", Status.FAILED, str(error))
             return
@@ -221,7 +228,7 @@ class _Run:
             for fault in broken:
                 yield Check(rule, Status.FAILED, fault.detail, shard=fault.shard)
             if not broken:
-                yield Check(rule, Status.PASSED, f"{len(manifest.shards)} shards")
+                yield Check(rule, Status.PASSED, counted(len(manifest.shards), "shard"))
 
     def _marks(
         self, folder: ProofFolder, manifest: Manifest, carrier: Carrier, damaged: set[str]
@@ -324,17 +331,17 @@ class _Run:
         if bench.ready and (not stored or stored[0] != len(manifest.shards)):
             yield Check("accuracy", Status.UNDECIDED, "the last checkpoint is not in the proof")
         try:
-            for number, checkpoint in history.checkpoints(folder, manifest, layout):
-                self._tell("testing weights", len(stored) - number, len(stored))
+            kept = history.checkpoints(folder, manifest, layout, damaged=damaged)
+            for done, (number, checkpoint) in enumerate(kept):
+                self._tell("testing weights", done, len(stored))
                 yield self._root(manifest, number, checkpoint)
                 if bench.ready and number in to_test:
                     yield from bench.test(number, checkpoint)
                 if model and number == len(manifest.shards):
                     yield delivered.compare(model, checkpoint)
         except PoloError as error:
-            if error.place not in damaged:
-                status = Status.UNDECIDED if isinstance(error, StoreError) else Status.FAILED
-                yield _problem("root", error, status)
+            status = Status.UNDECIDED if isinstance(error, StoreError) else Status.FAILED
+            yield _problem("root", error, status)
         if model and len(manifest.shards) not in stored:
             yield Check("delivered", Status.UNDECIDED, "the last checkpoint is not in the proof")
 
@@ -368,7 +375,7 @@ class _Run:
         detail = f"{kept} of {len(manifest.shards)} checkpoints are here; accuracy of the others "
         detail += "cannot be tested, and offline they may never have existed"
         if kept == len(manifest.shards):
-            yield Check("history", Status.NOTE, f"all {kept} checkpoints are here")
+            yield Check("history", Status.NOTE, "every shard's checkpoint is here")
         elif terms.history == "all":
             yield Check("history", Status.FAILED, f"the terms ask for all checkpoints; {detail}")
         else:
@@ -399,6 +406,8 @@ def _problem(
     return Check(name, status, error.message, shard=shard, place=error.place, advice=error.advice)
 
 
-def _shard_of(path: str) -> int:
-    digits = "".join(c for c in Path(path).name if c.isdigit())
-    return int(digits) if digits else 0
+def _shard_of(path: str, manifest: Manifest) -> int:
+    """The shard that a file of a proof belongs to; 0 if to none that the manifest lists."""
+    digits = Path(path).name.partition(".")[0]
+    number = int(digits) if digits.isdecimal() else 0
+    return number if number <= len(manifest.shards) else 0

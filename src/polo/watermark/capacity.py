@@ -7,6 +7,9 @@ from polo.protocol.detection import MILLION
 from polo.protocol.layout import Layout
 from polo.weights import carriers
 
+LOADS = (125_000, 250_000, 500_000)
+"""Loads worth looking at, in millionths: the default one, and two that cost more accuracy."""
+
 COMFORTABLE_SHARE = 0.5
 """A mark in more than half of the carrier's blocks overwrites much of the mark before it."""
 
@@ -49,6 +52,16 @@ class Capacity:
                 f"{self.blocks} blocks of {self.block} weights carry {self.bits_at(load)}"
             )
         return ""
+
+    def advice(self, bits: int) -> str:
+        """What would make a mark of this size fit."""
+        if not self.blocks:
+            return "Use a model with larger trained weight matrices, or smaller blocks."
+        most = 1 << (self.bits_at(LOADS[0]).bit_length() - 1)
+        fitting = [load for load in LOADS if self.bits_at(load) >= bits]
+        if fitting:
+            return f"It would fit at a load of {fitting[0] / MILLION:g}."
+        return f"Ask for {most} bits, or carry the mark in more tensors."
 
     def share(self, bits: int, load: int) -> float:
         """Part of the carrier's blocks that one mark takes."""

@@ -32,8 +32,10 @@ def matches(mark: Mark, values: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
 
 def fixed_point(values: NDArray[np.floating[Any]]) -> NDArray[np.int64]:
     """Weights as integers in units of 2^-40, rounded half to even, saturating."""
-    scaled = np.ldexp(values.astype(np.float64), FRACTION_BITS)
-    return np.clip(np.rint(scaled), -MAX_UNITS, MAX_UNITS).astype(np.int64)
+    # Cut first: the largest doubles would overflow when scaled.
+    most = np.ldexp(1.0 * MAX_UNITS, -FRACTION_BITS)
+    scaled = np.ldexp(np.clip(values.astype(np.float64), -most, most), FRACTION_BITS)
+    return np.rint(scaled).astype(np.int64)
 
 
 def signed_sums(signs: NDArray[np.int8], units: NDArray[np.int64]) -> NDArray[np.int64]:

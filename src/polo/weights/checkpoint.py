@@ -63,13 +63,14 @@ class MemoryCheckpoint:
         self._values: list[Any] = []
         first: dict[Any, str] = {}
         for _, name, value in found:
+            dtype = _dtype(value, name)
             mark = _memory(value)
             if mark is not None and mark in first:
                 ties.append(Tie(name, first[mark]))
                 continue
             if mark is not None:
                 first[mark] = name
-            tensors.append(Tensor(name, _dtype(value, name), tuple(int(n) for n in value.shape)))
+            tensors.append(Tensor(name, dtype, tuple(int(n) for n in value.shape)))
             self._values.append(value)
         self._layout = Layout(CHUNK_BYTES, tuple(tensors), tuple(ties))
         self._layout.check()
@@ -105,7 +106,9 @@ def _memory(value: Any) -> Any:
         return value.__array_interface__["data"][0], value.dtype.str, value.shape, value.strides
     if value.numel() == 0:
         return None
-    return value.device, value.data_ptr(), value.dtype, tuple(value.shape), value.stride()
+    # Lazy conjugates and negatives share memory with what they come from, and differ.
+    lazy = value.is_conj(), value.is_neg()
+    return value.device, value.data_ptr(), value.dtype, tuple(value.shape), value.stride(), lazy
 
 
 def _dtype(value: Any, name: str) -> str:
@@ -117,7 +120,8 @@ def _dtype(value: Any, name: str) -> str:
             place=name,
             advice="Keep extra state out of the state dict (see get_extra_state).",
         )
-    if value.layout.__str__() != "torch.strided" or value.is_quantized or value.is_meta:
+    odd = value.is_quantized or value.is_meta or value.is_nested
+    if odd or str(value.layout) != "torch.strided":
         raise WeightsError("only dense tensors with values have canonical bytes", place=name)
     return dtypes.name_of_torch(value.dtype, place=name)
 
@@ -133,17 +137,36 @@ def _numpy_bytes(value: np.ndarray[Any, Any], start: int, stop: int) -> bytes | 
 def _torch_bytes(value: "torch.Tensor", start: int, stop: int) -> memoryview:
     import torch
 
-    value = value.detach()
+    value = value.detach().resolve_conj().resolve_neg()
     size = DTYPE_BYTES[dtypes.name_of_torch(value.dtype, place="tensor")]
     if value.is_contiguous():
         flat = value.view(-1).view(torch.uint8) if value.dtype != torch.uint8 else value.view(-1)
         piece = flat[start:stop]
     else:
-        # Same-sized integers can be viewed whatever the strides; `take` reads in row-major order
-        # without a copy of the whole tensor.
         if value.is_complex():
-            value, size = torch.view_as_real(value.resolve_conj()), size // 2
+            value, size = torch.view_as_real(value), size // 2
+        # Same-sized integers can be viewed and joined whatever the type.
         integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size]
-        wanted = torch.arange(start // size, -(-stop // size), device=value.device)
-        piece = torch.take(value.view(integers), wanted).view(torch.uint8)
+        found = _row_major(value.view(integers), start // size, -(-stop // size))
+        piece = found.contiguous().view(torch.uint8)
     return piece.cpu().numpy().data
+
+
+def _row_major(value: "torch.Tensor", start: int, stop: int) -> "torch.Tensor":
+    """Elements of a tensor of any strides in row-major order; no others are copied."""
+    import torch
+
+    if value.is_contiguous():
+        return value.view(-1)[start:stop]
+    inner = value[0].numel()
+    parts = []
+    while start < stop:
+        row, at = divmod(start, inner)
+        rows = 0 if at else (stop - start) // inner
+        end = start + rows * inner if rows else min(stop, (row + 1) * inner)
+        if rows:
+            parts.append(value[row : row + rows].reshape(-1))
+        else:
+            parts.append(_row_major(value[row], at, at + end - start))
+        start = end
+    return torch.cat(parts) if len(parts) > 1 else parts[0]

@@ -101,10 +101,15 @@ class FileCheckpoint:
     def read(self, tensor: int, start: int, stop: int) -> bytes:
         """Bytes `start` to `stop` of a tensor's canonical bytes."""
         at = self._start + self._offsets[tensor] + start
-        data = os.pread(self._file.fileno(), stop - start, at)
-        if len(data) != stop - start:
-            raise FormatError("the file ends too early", place=str(self._path))
-        return data
+        end = at + stop - start
+        parts = []
+        # One call of the system reads two gigabytes at most.
+        while at < end:
+            parts.append(os.pread(self._file.fileno(), end - at, at))
+            at += len(parts[-1])
+            if not parts[-1]:
+                raise FormatError("the file ends too early", place=str(self._path))
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def close(self) -> None:
         """Close the file."""
@@ -130,13 +135,14 @@ def read_header(path: Path) -> tuple[Layout, int, list[int]]:
             raise LimitError(f"a header of {length} bytes; at most {MAX_HEADER}", place=place)
         text = file.read(length)
     try:
-        entries = json.loads(text, object_pairs_hook=_no_repeats, parse_constant=_refuse)
+        entries = json.loads(text.decode(), object_pairs_hook=_no_repeats, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         raise FormatError(f"the safetensors header is not JSON: {error}", place=place) from error
     if not isinstance(entries, dict):
         raise FormatError("the safetensors header is no object", place=place)
     entries.pop("__metadata__", None)
     found = sorted(_entries(entries, size - 8 - length, place), key=lambda e: e[0].name.encode())
+    _check_tiling(found, size - 8 - length, place)
     layout = Layout(CHUNK_BYTES, tuple(tensor for tensor, _ in found), ())
     layout.check(place)
     return layout, 8 + length, [start for _, start in found]
@@ -162,8 +168,20 @@ def _entries(entries: dict[str, Any], available: int, place: str) -> Iterator[tu
         yield tensor, offsets[0]
 
 
+def _check_tiling(found: list[tuple[Tensor, int]], available: int, place: str) -> None:
+    """Refuse tensors that overlap or leave bytes out: a small file must not pose as a large one."""
+    end = 0
+    for start, size in sorted((start, tensor.size) for tensor, start in found):
+        if start != end:
+            raise FormatError("the tensors overlap or leave a gap", place=place)
+        end = start + size
+    if end != available:
+        raise FormatError("there are bytes that belong to no tensor", place=place)
+
+
 def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len({key for key, _ in pairs}) != len(pairs):
+    # Encoding refuses lone surrogates, which could be neither sorted nor printed.
+    if len({key.encode() for key, _ in pairs}) != len(pairs):
         raise ValueError("a name appears twice")
     return dict(pairs)
 

@@ -1,0 +1,93 @@
+"""Interleaved timing, and what follows from the samples: medians, ratios, spreads."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+Samples = dict[str, list[float]]
+"""Seconds (or another unit) of each side of a comparison; equal lengths, round by round."""
+
+_RESAMPLES = 2000
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A figure and how far it may be off.
+
+    Attributes:
+        median: The figure.
+        p10: Tenth percentile of the single samples (of the single rounds for a ratio).
+        p90: Ninetieth percentile of the same.
+        low: Lower end of the 95 % bootstrap interval of the figure.
+        high: Upper end of it.
+    """
+
+    median: float
+    p10: float
+    p90: float
+    low: float
+    high: float
+
+    def to_json(self) -> dict[str, float]:
+        """As plain values."""
+        return asdict(self)
+
+
+def interleave(
+    sides: Mapping[str, Callable[[], Any]],
+    rounds: int,
+    *,
+    before: Mapping[str, Callable[[], Any]] | None = None,
+) -> Samples:
+    """Time all sides in turn, round after round; one untimed round comes first.
+
+    Args:
+        sides: What to time, by name.
+        rounds: How many times each.
+        before: What to do, untimed, right before a side.
+    """
+    before = before or {}
+    samples: Samples = {name: [] for name in sides}
+    for number in range(rounds + 1):
+        for name, side in sides.items():
+            if name in before:
+                before[name]()
+            began = time.perf_counter()
+            side()
+            spent = time.perf_counter() - began
+            if number:
+                samples[name].append(spent)
+    return samples
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """The median of some samples."""
+    found = np.asarray(values, dtype=np.float64)
+    drawn = np.median(found[_drawn(len(found))], axis=1)
+    return _spread(float(np.median(found)), found, drawn)
+
+
+def ratio(over: Sequence[float], under: Sequence[float]) -> Spread:
+    """The ratio of two medians; its spread comes from whole rounds, which share their noise."""
+    a, b = (np.asarray(side, dtype=np.float64) for side in (over, under))
+    which = _drawn(len(a))
+    drawn = np.median(a[which], axis=1) / np.median(b[which], axis=1)
+    return _spread(float(np.median(a) / np.median(b)), a / b, drawn)
+
+
+def _drawn(count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    # A fixed generator: the same samples always give the same report.
+    return np.random.default_rng(1).integers(0, count, (_RESAMPLES, count))
+
+
+def _spread(
+    figure: float,
+    single: np.ndarray[Any, np.dtype[np.float64]],
+    drawn: np.ndarray[Any, np.dtype[np.float64]],
+) -> Spread:
+    p10, p90 = np.percentile(single, (10, 90))
+    low, high = np.percentile(drawn, (2.5, 97.5))
+    return Spread(figure, float(p10), float(p90), float(low), float(high))

@@ -1,0 +1,133 @@
+"""`python -m benchmarks.report`: write docs/benchmarks.md from the recorded results.
+
+No figure in that page is typed by hand: run the benchmarks again, then this.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import table
+
+RESULTS = Path(__file__).parent / "results"
+PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
+
+_INTRODUCTION = """\
+# Benchmarks
+
+Written by `python -m benchmarks.report` from a recorded run (`benchmarks/results/`); do not edit.
+`benchmarks/README.md` says how to run them and how to read the ratios.
+
+Every time was taken in turn with what it is compared with, round after round. A *ratio* is that
+of the two medians, with its 95 % bootstrap interval over whole rounds; the range after a median
+goes from the 10th to the 90th percentile of the single samples. *Load* is the average number of
+processes that ran or waited during the minute before and after."""
+
+
+def main() -> None:
+    """Write the page."""
+    recorded = json.loads((RESULTS / "latest.json").read_text())
+    noise = RESULTS / "noise.json"
+    tables = json.loads(noise.read_text()) if noise.exists() else None
+    PAGE.parent.mkdir(exist_ok=True)
+    PAGE.write_text(page(recorded, tables))
+
+
+def page(recorded: Mapping[str, Any], noise: Mapping[str, Any] | None) -> str:
+    """The page's text."""
+    parts = [_INTRODUCTION, "## Machine", *_machine(recorded["machine"])]
+    parts += ["## Results", _markdown(table.HEAD, table.rows(recorded["benchmarks"]))]
+    parts += ["## Notes", *_notes(recorded["benchmarks"])]
+    if noise:
+        parts += ["## Obfuscation and accuracy", *_noise(noise)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _machine(machine: Mapping[str, Any]) -> Iterator[str]:
+    versions = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
+    yield (
+        f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB memory, "
+        f"{machine['system']}, Python {machine['python']}; {versions}."
+    )
+
+
+def _notes(benchmarks: Mapping[str, Any]) -> Iterator[str]:
+    for name, entry in benchmarks.items():
+        load = entry["load"]
+        lines = [
+            f"**{name}**: {entry['title']}. {entry['date']}, {entry['seconds']:.0f} s, "
+            f"load {load['before']:g} before and {load['after']:g} after."
+        ]
+        for figure in entry["figures"]:
+            said = [figure["note"]] if figure["note"] else []
+            said += [_details(figure["details"])] if name != "noise" and figure["details"] else []
+            rounds = max((len(values) for values in figure["samples"].values()), default=0)
+            said.append(f"{rounds} samples a side" if len(figure["samples"]) > 1 else "")
+            text = "; ".join(item for item in said if item)
+            lines += [f"- {figure['name']}: {text}."] if text else []
+        yield "\n".join([lines[0], "", *lines[1:]] if lines[1:] else lines)
+
+
+def _details(details: Mapping[str, Any]) -> str:
+    return ", ".join(
+        f"{name.replace('_', ' ')} {table.number(value)}" for name, value in details.items()
+    )
+
+
+def _noise(noise: Mapping[str, Any]) -> Iterator[str]:
+    settings, proposal = noise["settings"], noise["proposal"]
+    yield (
+        f"Digits task, {settings['models']} models. Changes are means over models ± one standard "
+        "error, in percentage points of test accuracy. σ is relative to each tensor's root mean "
+        "square; columns are the part of the weights that gets noise."
+    )
+    yield (
+        f"**Once**, on models trained {settings['epochs']} epochs, "
+        f"{settings['noise_seeds']} draws of noise each:"
+    )
+    fractions = sorted({row["fraction"] for row in noise["once"]})
+    cells = {(row["sigma"], row["fraction"]): row for row in noise["once"]}
+    yield _markdown(
+        ("σ", *(f"{fraction:.0%}" for fraction in fractions)),
+        [
+            (f"{sigma:.1%}", *(_change(cells[sigma, fraction]) for fraction in fractions))
+            for sigma in sorted({row["sigma"] for row in noise["once"]})
+        ],
+    )
+    yield (
+        f"**Chain**: noise at the end of each of {settings['shards']} shards of one epoch, against "
+        "the same seeds without noise. η is the mean detection rate of the earlier marks in the "
+        "last model; the last column is the norm of a shard's noise over that of its training."
+    )
+    yield _markdown(
+        ("σ", "of the weights", "change", "η", "η without noise", "noise to move"),
+        [
+            (
+                f"{row['sigma']:.1%}",
+                f"{row['fraction']:.0%}",
+                _change(row),
+                f"{row['eta_old']:.3f}",
+                f"{row['eta_old_plain']:.3f}",
+                f"{row['noise_to_move']:.3f}",
+            )
+            for row in noise["chain"]
+        ],
+    )
+    yield (
+        f"Proposed default: σ = {proposal['sigma']:.1%} on {proposal['fraction']:.0%} of the "
+        f"weights ({proposal['rule']})."
+    )
+
+
+def _change(row: Mapping[str, Any]) -> str:
+    return f"{100 * row['change']:+.2f} ± {100 * row['error']:.2f}"
+
+
+def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""Records and draws what the documents show: `make docs`.
+
+Runs the quickstart, keeps what it printed and measured in `docs/recorded/`, takes the picture of
+its report, draws the drawings, and writes recorded blocks into README.md and
+docs/threat-model.md. No figure in those blocks is typed by hand; a test compares them with the
+recordings. `--embed` only writes the blocks again, from the recordings that are there.
+"""
+
+import json
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RECORDED = ROOT / "docs" / "recorded"
+BENCHMARKS = ROOT / "benchmarks" / "results" / "latest.json"
+
+
+def main() -> None:
+    """Record everything, or only embed what is recorded."""
+    if "--embed" not in sys.argv[1:]:
+        record()
+        for script in ("docs/images/make.py",):
+            subprocess.run([sys.executable, str(ROOT / script)], check=True)
+        if BENCHMARKS.exists():
+            subprocess.run([sys.executable, "-m", "benchmarks.report"], check=True, cwd=ROOT)
+    for path, name, block in blocks():
+        path.write_text(embedded(path.read_text(encoding="utf-8"), name, block), encoding="utf-8")
+
+
+def record() -> None:
+    """Run the quickstart twice: as a newcomer sees it, and for its figures."""
+    RECORDED.mkdir(exist_ok=True)
+    polo = Path(sys.executable).with_name("polo")
+    with tempfile.TemporaryDirectory() as temporary:
+        command = [str(polo), "quickstart", "--dir", "quickstart"]
+        seen = _run(command, temporary)
+        (RECORDED / "quickstart.txt").write_text(seen, encoding="utf-8")
+        folder = Path(temporary) / "quickstart"
+        if shutil.which("chromium"):
+            script = ROOT / "docs" / "images" / "screenshot.py"
+            subprocess.run([sys.executable, str(script), str(folder)], check=True)
+        figures = json.loads(_run([*command, "--force", "--json"], temporary))
+    figures["machine"] = {"python": platform.python_version(), "system": platform.system()}
+    text = json.dumps(figures, indent=1, ensure_ascii=False)
+    (RECORDED / "quickstart.json").write_text(text + "\n", encoding="utf-8")
+
+
+def blocks() -> list[tuple[Path, str, str]]:
+    """File, name and content of every recorded block."""
+    seen = (RECORDED / "quickstart.txt").read_text(encoding="utf-8").rstrip()
+    return [
+        (ROOT / "README.md", "quickstart", f"```\n{seen}\n```"),
+        (ROOT / "docs" / "threat-model.md", "forgery", _forgery()),
+    ]
+
+
+def embedded(text: str, name: str, block: str) -> str:
+    """A document with the content of one recorded block replaced."""
+    pattern = rf"(<!-- recorded: {name} -->\n).*?(<!-- end -->)"
+    found, count = re.subn(
+        pattern, lambda match: f"{match[1]}{block}\n{match[2]}", text, flags=re.DOTALL
+    )
+    if count != 1:
+        raise SystemExit(f"there is not exactly one block {name!r}")
+    return found
+
+
+def _forgery() -> str:
+    figures = json.loads((RECORDED / "quickstart.json").read_text(encoding="utf-8"))
+    forged = figures["scenes"][-1]
+    honest = 1000 * figures["seconds"]["training with PoLO"] / figures["shards"]
+    rows = [
+        "| model and mark | command | honest training, a shard | forged, a shard | verdict |",
+        "|---|---|---|---|---|",
+        f"| digits, {figures['bits']} bits | `polo quickstart` | {honest:.0f} ms | "
+        f"{forged['milliseconds_per_shard']:.0f} ms | {forged['outcome']} at level chain |",
+    ]
+    return "\n".join(rows + _measured_forgery())
+
+
+def _measured_forgery() -> list[str]:
+    if not BENCHMARKS.exists():
+        return []
+    results: dict[str, Any] = json.loads(BENCHMARKS.read_text(encoding="utf-8"))
+    row = results.get("forgery")
+    return [str(row)] if row else []
+
+
+def _run(command: list[str], folder: str) -> str:
+    done = subprocess.run(
+        command, cwd=folder, check=True, capture_output=True, text=True, encoding="utf-8"
+    )
+    return done.stdout
+
+
+if __name__ == "__main__":
+    main()

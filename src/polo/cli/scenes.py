@@ -1,0 +1,171 @@
+"""The scenes of the quickstart: what a proof withstands, and what it does not.
+
+Each scene is an attack by somebody who holds the files: it edits a copy of the proof, or makes a
+proof of its own, and lets the verifier judge.
+"""
+
+import hashlib
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from polo.embedding.embedder import Embedder
+from polo.embedding.placement import parameters_of
+from polo.keys import Identity
+from polo.privacy import obfuscation
+from polo.protocol import derivation, signing
+from polo.protocol.commitment import Opening
+from polo.protocol.detection import MILLION
+from polo.protocol.records import (
+    File,
+    FinishTerms,
+    Manifest,
+    Nonce,
+    Retention,
+    Start,
+    identity_of,
+)
+from polo.prover.sealing import Effort, Sealed, seal
+from polo.receipts import OfflineEnrolment
+from polo.storage.folder import MANIFEST_FILE, ProofFolder, checkpoint_path
+from polo.storage.writer import ProofWriter
+from polo.watermark.mark import carrier_of
+from polo.weights.checkpoint import checkpoint_of
+from polo.weights.hashing import commit
+
+
+@dataclass(frozen=True)
+class Forgery:
+    """A chain that was never trained.
+
+    Attributes:
+        path: Its proof folder.
+        shards: Number of forged shards.
+        seconds: What the forging itself took: marks, edits and commitments, without disk.
+    """
+
+    path: Path
+    shards: int
+    seconds: float
+
+
+def flip_weight(proof: Path, out: Path, key: Identity, shard: int) -> Path:
+    """The prover changes one weight of one checkpoint afterwards, and signs again."""
+    shutil.copytree(proof, out)
+    path = out / checkpoint_path(shard)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 0x40
+    path.write_bytes(data)
+    _sign_again(out, key, lambda manifest: _with_digest(manifest, checkpoint_path(shard), data))
+    return out
+
+
+def swap_shards(proof: Path, out: Path, key: Identity, shard: int) -> Path:
+    """The prover exchanges a shard with the one after it, and signs again."""
+    shutil.copytree(proof, out)
+
+    def swapped(manifest: Manifest) -> Manifest:
+        shards = list(manifest.shards)
+        shards[shard - 1], shards[shard] = shards[shard], shards[shard - 1]
+        return replace(manifest, shards=tuple(shards))
+
+    _sign_again(out, key, swapped)
+    return out
+
+
+def forge(
+    model: torch.nn.Module,
+    enrolment: OfflineEnrolment,
+    key: Identity,
+    out: Path,
+    *,
+    shards: int,
+    evaluate: Callable[[], float],
+) -> Forgery:
+    """Somebody who only has a finished model makes up a whole chain, without one training step.
+
+    The finishing step alone presses each mark; the epochs and steps it declares never happened.
+    """
+    terms, source = enrolment.record.terms, enrolment.nonces
+    writer = ProofWriter(out, key, Retention("all", 1, False))
+    forger = _Forger(model, enrolment, key, writer.secret)
+    checkpoint = checkpoint_of(model)
+    root = commit(checkpoint).root
+    promise = obfuscation.secret_commitment(obfuscation.secret_of(writer.secret, 1))
+    start = Start(root, promise, None)
+    writer.begin(
+        Manifest(enrolment.record, start, (), writer.retention, (), False, 0, None),
+        checkpoint.layout,
+        checkpoint,
+    )
+    seconds = 0.0
+    for number in range(1, shards + 1):
+        nonce = source.commit(number - 1, root).nonce
+        assert nonce is not None
+        began = time.perf_counter()
+        sealed, opening = forger.shard(nonce, root)
+        seconds += time.perf_counter() - began
+        metrics = {terms.task.metric: round(evaluate() * MILLION)}
+        writer.seal(replace(sealed.record, metrics=metrics), sealed.checkpoint, opening, nonce)
+        root = sealed.commitment.root
+    writer.finish(0)
+    writer.close()
+    return Forgery(out, shards, seconds)
+
+
+class _Forger:
+    """Presses marks by the finishing step alone."""
+
+    def __init__(
+        self, model: torch.nn.Module, enrolment: OfflineEnrolment, key: Identity, master: bytes
+    ) -> None:
+        self._model = model
+        self._terms = enrolment.record.terms
+        self._identity = identity_of(key.public_key)
+        self._master = master
+        self._parameters = parameters_of(model)
+        self._carrier = carrier_of(self._terms, checkpoint_of(model).layout)
+
+    def shard(self, nonce: Nonce, previous: bytes) -> tuple[Sealed, Opening]:
+        """One shard that took no training."""
+        seed = derivation.seed(
+            root=previous,
+            shard=nonce.shard,
+            nonce=nonce.nonce,
+            identity=self._identity,
+            terms=self._terms.digest,
+        )
+        # The budget of the finishing step binds nobody who writes their own code.
+        loose = replace(self._terms, finish=FinishTerms(MILLION, self._terms.finish.margin))
+        embedder = Embedder(loose, self._carrier, seed, self._parameters)
+        sealed = seal(
+            self._model,
+            self._parameters,
+            embedder,
+            embedder.finish(),
+            terms=self._terms,
+            carrier=self._carrier,
+            nonce=nonce,
+            previous=previous,
+            master=self._master,
+            sigma=self._terms.noise.least,
+            effort=Effort(1, self._terms.shards.fewest_steps),
+            evaluate=None,
+        )
+        where = self._carrier.leaves(embedder.mark.blocks)
+        return sealed, sealed.commitment.open(sealed.checkpoint, where)
+
+
+def _sign_again(proof: Path, key: Identity, change: Callable[[Manifest], Manifest]) -> None:
+    manifest = change(ProofFolder(proof).manifest())
+    (proof / MANIFEST_FILE).write_bytes(signing.sign(manifest, key).to_bytes())
+
+
+def _with_digest(manifest: Manifest, name: str, data: bytes | bytearray) -> Manifest:
+    fresh = File(name, len(data), hashlib.sha256(data).digest())
+    files = tuple(fresh if file.path == name else file for file in manifest.files)
+    return replace(manifest, files=files)

@@ -1,0 +1,165 @@
+"""`polo validate`: can this model carry the mark, and what will the run cost?"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from polo.cli.output import Flag, print_json, size
+from polo.cli.tasks import load_task
+from polo.errors import TermsError
+
+if TYPE_CHECKING:
+    from polo.protocol.layout import Layout
+    from polo.prover.planning import Plan
+    from polo.tasks import Task
+    from polo.watermark.capacity import Capacity
+
+NAMED = 6
+
+
+def validate(
+    file: Path | None = None,
+    /,
+    *,
+    task: str | None = None,
+    bits: int = 256,
+    load: float = 0.125,
+    block: int = 256,
+    shards: int = 10,
+    json: Flag = False,
+) -> int:
+    """Say which tensors may carry a mark, how many bits fit, and what a run will take.
+
+    Examples:
+    polo validate --task digits --bits 1024
+
+    polo validate model.safetensors
+
+    Exit code 0 if the planned mark fits, 1 if it does not.
+
+    Parameters
+    ----------
+    file
+        A model as safetensors.
+    task
+        A registered task, or module:object, instead of a file.
+    bits
+        Bits of each mark.
+    load
+        Bits per weight of a block.
+    block
+        Weights per block.
+    shards
+        Shards planned.
+    json
+        Print JSON.
+    """
+    from polo import enrolment
+    from polo.prover.planning import plan
+    from polo.watermark.capacity import capacity
+    from polo.weights.checkpoint import checkpoint_of
+    from polo.weights.files import read_header
+
+    if (file is None) == (task is None):
+        raise TermsError(
+            "give a model file or --task, one of them", advice="polo validate --task digits"
+        )
+    subject: Task | Layout
+    if task is not None:
+        subject = load_task(task)
+        model = subject.build_model()
+        layout, fits = checkpoint_of(model).layout, enrolment.capacity_of(model, block=block)
+    else:
+        assert file is not None
+        layout = subject = read_header(file)[0]
+        fits = capacity(layout, block=block)
+    objection = fits.objection(bits, enrolment.millionths(load))
+    planned = None
+    if not objection:
+        terms = enrolment.make_terms(subject, bits=bits, load=load, block=block, shards=shards)
+        planned = plan(terms, layout, shards=shards)
+    if json:
+        print_json(_as_json(fits, objection, planned, bits))
+    else:
+        _print(fits, objection, planned, bits, enrolment.millionths(load))
+    return 1 if objection else 0
+
+
+def _as_json(fits: "Capacity", objection: str, planned: "Plan | None", bits: int) -> dict[str, Any]:
+    from polo.watermark.capacity import LOADS
+
+    return {
+        "fits": not objection,
+        "objection": objection,
+        "advice": fits.advice(bits) if objection else "",
+        "tensors": [
+            {
+                "name": item.tensor.name,
+                "dtype": item.tensor.dtype,
+                "shape": list(item.tensor.shape),
+                "blocks": item.tensor.elements // fits.block if item.carries else 0,
+                "reason": item.reason,
+            }
+            for item in fits.judged
+        ],
+        "bits_at_load": {str(at / 1e6): fits.bits_at(at) for at in LOADS},
+        "plan": planned
+        and {
+            "checkpoint_bytes": planned.checkpoint,
+            "opening_bytes": planned.opening,
+            "proof_bytes_all": planned.all_bytes,
+            "proof_bytes_thin": planned.thin_bytes,
+            "working_bytes": planned.working_bytes,
+            "step_seconds": planned.step_seconds,
+        },
+    }
+
+
+def _print(fits: "Capacity", objection: str, planned: "Plan | None", bits: int, load: int) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from polo.watermark.capacity import COMFORTABLE_SHARE, LOADS
+
+    console = Console(highlight=False)
+    table = Table("may carry a mark", "type", "shape", "blocks", box=None, header_style="bold")
+    reasons: dict[str, list[str]] = {}
+    for item in fits.judged:
+        if item.carries:
+            shape, blocks = (
+                "×".join(map(str, item.tensor.shape)),
+                item.tensor.elements // fits.block,
+            )
+            table.add_row(escape(item.tensor.name), item.tensor.dtype, shape, str(blocks))
+        else:
+            reasons.setdefault(item.reason, []).append(item.tensor.name)
+    console.print(table if fits.blocks else "no tensor may carry a mark")
+    for reason, names in reasons.items():
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        console.print(f"\n[bold]not[/] {escape(', '.join(names[:NAMED]))}{more}:\n    {reason}")
+    console.print()
+    for at in LOADS:
+        console.print(
+            f"at {at / 1e6:g} bits per weight one mark holds up to {fits.bits_at(at)} bits"
+        )
+    if objection:
+        console.print(f"\n[red]does not fit:[/] {objection}")
+        console.print(f"what to do: {fits.advice(bits)}")
+        return
+    assert planned is not None
+    share = fits.share(bits, load)
+    console.print(f"\n[green]{bits} bits fit[/]: they take {share:.0%} of the carrier's blocks")
+    if share > COMFORTABLE_SHARE:
+        console.print("[yellow]that is much: each mark will overwrite part of the one before[/]")
+    console.print(
+        f"a checkpoint takes {size(planned.checkpoint)}, an opening {size(planned.opening)}"
+    )
+    console.print(
+        f"a proof of {planned.shards} shards takes {size(planned.all_bytes)} with every "
+        f"checkpoint, {size(planned.thin_bytes)} thin; beside it up to "
+        f"{size(planned.working_bytes)} to resume from"
+    )
+    if planned.step_seconds is not None:
+        console.print(
+            f"the mark adds about {planned.step_seconds * 1000:.2f} ms to a step on this machine"
+        )

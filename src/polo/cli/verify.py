@@ -1,0 +1,144 @@
+"""`polo verify` and `polo show`."""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from polo.cli.output import Flag, print_json, progress_bar, size
+from polo.cli.tasks import load_task
+
+if TYPE_CHECKING:
+    from polo.protocol.records import Manifest
+
+
+def verify(
+    proof: Path,
+    /,
+    *,
+    trust: Annotated[list[Path] | None, Parameter(negative="")] = None,
+    task: str | None = None,
+    accuracy: Literal["all", "sample", "none"] = "all",
+    model: Path | None = None,
+    report: Path | None = None,
+    json: Flag = False,
+) -> int:
+    """Check a proof offline and explain the verdict.
+
+    Examples:
+    polo verify proof --trust issuer.pub
+
+    polo verify proof --model delivered.safetensors --report report.html
+
+    Exit code 0 accepted, 1 rejected, 2 could not decide.
+
+    Parameters
+    ----------
+    proof
+        The proof folder.
+    trust
+        Public key of an issuer to trust, besides those in your trust store. May be repeated.
+    task
+        The task, if it is not the registered one that the terms name: a name, or module:object.
+    accuracy
+        Which checkpoints to test: all, a random sample, or none.
+    model
+        A delivered model (safetensors): is it exactly what the proof ends in?
+    report
+        Write the verdict as a web page.
+    json
+        Print JSON.
+    """
+    from polo.keys import Trust, TrustStore
+    from polo.verifier import Policy
+    from polo.verifier import verify as run
+
+    trusted: list[Trust] = [TrustStore(), *(trust or [])]
+    with progress_bar() as tell:
+        verdict = run(
+            proof,
+            trust=trusted,
+            task=load_task(task) if task else None,
+            policy=Policy(accuracy),
+            model=model,
+            listener=tell,
+        )
+    if report:
+        from polo.verifier.report import render
+
+        report.write_text(render(verdict), encoding="utf-8")
+    if json:
+        print_json(verdict.to_json())
+    else:
+        from rich.console import Console
+
+        from polo.verifier.terminal import show as show_verdict
+
+        show_verdict(verdict, Console(highlight=False))
+        if report:
+            print(f"report: {report}")
+    return int(verdict.outcome)
+
+
+def show(proof: Path, /, *, json: Flag = False) -> None:
+    """Show what a proof says, without checking it.
+
+    Example: polo show proof
+
+    Parameters
+    ----------
+    proof
+        The proof folder.
+    json
+        Print JSON.
+    """
+    from polo.storage.folder import ProofFolder
+
+    manifest = ProofFolder(proof).manifest()
+    if json:
+        print_json(manifest.to_json())
+        return
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    console.print("[yellow]nothing here is checked; polo verify does that[/]\n")
+    for name, value in _facts(manifest).items():
+        console.print(f"{name:<10} {value}", markup=False)
+    console.print(_table(manifest))
+
+
+def _facts(manifest: "Manifest") -> dict[str, str]:
+    from polo.protocol.records import identity_of
+
+    terms = manifest.terms
+    issued = time.strftime("%Y-%m-%d", time.gmtime(min(manifest.enrolment.issued, 2**35)))
+    stored = sum(file.size for file in manifest.files)
+    state = "closed" if manifest.finished else "not closed"
+    return {
+        "identity": identity_of(manifest.enrolment.identity).hex(),
+        "issuer": f"{identity_of(manifest.enrolment.issuer).hex()}, {issued}",
+        "task": f"{terms.task.name}, version {terms.task.version}",
+        "scheme": f"{terms.scheme.name}, {terms.scheme.bits} bits, {terms.scheme.key} keys",
+        "evidence": ", ".join(item.level for item in terms.evidence),
+        "kept": f"{manifest.retention.kind}, {len(manifest.files)} files, {size(stored)}",
+        "shards": f"{len(manifest.shards)} of at most {terms.shards.most}, {state}",
+    }
+
+
+def _table(manifest: "Manifest") -> Any:
+    from rich.table import Table
+
+    metric = manifest.terms.task.metric
+    table = Table("shard", "epochs", "steps", "bits read", metric, "root", box=None)
+    for shard in manifest.shards:
+        claimed = shard.metrics.get(metric)
+        table.add_row(
+            str(shard.shard),
+            str(shard.epochs),
+            str(shard.steps),
+            f"{shard.matches}/{manifest.terms.scheme.bits}",
+            "–" if claimed is None else f"{claimed / 1e6:.4f}",
+            shard.root.hex()[:16] + "…",
+        )
+    return table

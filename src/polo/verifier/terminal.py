@@ -1,0 +1,150 @@
+"""A verdict on a terminal, with rich. Nothing else of the verifier needs rich.
+
+What a verdict says may come from a hostile prover: it is printed as plain text, never as markup,
+and control characters are spelt out, so that no file name can move the cursor or hide a line.
+"""
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from polo.verifier.report import ShardRow, closers, figure, in_short, selected, shard_rows, untested
+from polo.verifier.verdict import Check, Outcome, Status, Verdict, plain
+
+MOST_SHARDS = 30
+MOST_PROBLEMS = 20
+WIDEST = 100
+_OUTCOMES = {
+    Outcome.ACCEPTED: ("✓", "bold green"),
+    Outcome.REJECTED: ("✕", "bold red"),
+    Outcome.UNDECIDED: ("?", "bold blue"),
+}
+_STATUSES = {
+    Status.PASSED: ("✓", "green"),
+    Status.FAILED: ("✕", "red"),
+    Status.UNDECIDED: ("?", "blue"),
+    Status.NOTE: ("i", "dim"),
+}
+_AMBER = "yellow"
+_SPELT = str.maketrans({"✓": "+", "✕": "x", "η": "eta", "–": "-", "…": "...", "’": "'"})
+
+
+def show(verdict: Verdict, console: Console) -> None:
+    """Print a verdict: outcome, what it does not show, shards, problems, notes.
+
+    Args:
+        verdict: The verdict.
+        console: Where to print; at most 100 columns of it are used.
+    """
+    _Page(console).show(verdict)
+
+
+class _Page:
+    """Prints within the console's width and with the characters its encoding has."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._width = min(console.width, WIDEST)
+
+    def show(self, verdict: Verdict) -> None:
+        rows = shard_rows(verdict)
+        self._headline(verdict, rows)
+        if rows:
+            self._shards(rows, str(verdict.facts.get("metric", "accuracy"))[:16])
+        self._problems(verdict, brief=not rows)
+        for check in verdict.of(Status.PASSED):
+            if check.name == "delivered":
+                self._line(("✓ ", "green"), (f"{check.place}: {check.detail}", ""))
+        for check in verdict.of(Status.NOTE):
+            self._line(("i ", "dim"), (f"{check.name}: {check.detail}", "dim"))
+
+    def _headline(self, verdict: Verdict, rows: Sequence[ShardRow]) -> None:
+        glyph, style = _OUTCOMES[verdict.outcome]
+        words, _, rest = verdict.headline().partition(": ")
+        self._line((f"{glyph} ", style), (words, style), (f": {rest}", ""))
+        if verdict.outcome != Outcome.ACCEPTED:
+            return
+        caution = verdict.caution
+        self._line(("! ", _AMBER), (f"{in_short(verdict)} ", f"bold {_AMBER}"),
+                   (f"{caution[:1].upper()}{caution[1:]}.", _AMBER))  # fmt: skip
+        if levels := closers(verdict):
+            close = f"What would close it: terms that also ask for {' and '.join(levels)}."
+            self._line(("  ", ""), (close, _AMBER))
+        if missing := untested(rows):
+            self._line(("! ", _AMBER), (missing, _AMBER))
+
+    def _shards(self, rows: Sequence[ShardRow], metric: str) -> None:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")
+        for head in ("shard", "bits matched", "η", "log2 p", f"{metric} / floor"):
+            table.add_column(self._text(head), justify="right", overflow="fold")
+        table.add_column(self._text("status"))
+        before = 0
+        for row in selected(rows, first=3, worst=5, last=10, most=MOST_SHARDS):
+            if missing := row.shard - before - 1:
+                skipped = f"{missing} shards left out"
+                table.add_row(self._text("…"), "", "", "", "", self._text(skipped, "dim"))
+            self._row(table, row)
+            before = row.shard
+        self._console.print(table, width=self._width)
+
+    def _row(self, table: Table, row: ShardRow) -> None:
+        matches, bits = figure(row.mark, "matches"), figure(row.mark, "bits")
+        measured, floor = figure(row.accuracy, "measured"), figure(row.accuracy, "floor")
+        status = row.status or Status.UNDECIDED
+        glyph, style = _STATUSES[status]
+        words = "undecided" if status == Status.UNDECIDED else status.value
+        cells = (
+            str(row.shard),
+            "–" if matches is None or bits is None else f"{matches:.0f}/{bits:.0f}",
+            _number(figure(row.mark, "eta"), 4),
+            _number(figure(row.mark, "log2_p"), 1),
+            _number(measured, 4) + ("" if floor is None else f" / {floor:.2f}"),
+        )
+        table.add_row(*(self._text(cell) for cell in cells), self._text(f"{glyph} {words}", style))
+
+    def _problems(self, verdict: Verdict, *, brief: bool) -> None:
+        found = [*verdict.of(Status.FAILED), *verdict.of(Status.UNDECIDED)]
+        if brief and len(found) == 1:
+            # The headline says it already.
+            self._advice(found[0])
+            return
+        for check in found[:MOST_PROBLEMS]:
+            self._problem(check)
+        if len(found) > MOST_PROBLEMS:
+            self._line(("  ", ""), (f"… and {len(found) - MOST_PROBLEMS} more", "dim"))
+
+    def _problem(self, check: Check) -> None:
+        glyph, style = _STATUSES[check.status]
+        where = [f"shard {check.shard}"] if check.shard else []
+        where += [check.place] if check.place else []
+        title = f"{check.name} ({', '.join(where)})" if where else check.name
+        self._line((f"{glyph} ", style), (title, f"bold {style}"),
+                   (f": {check.detail or check.status.value}", ""))  # fmt: skip
+        self._advice(check)
+
+    def _advice(self, check: Check) -> None:
+        if check.advice:
+            self._line(("  ", ""), ("what to do: ", "bold"), (check.advice, ""))
+
+    def _line(self, first: tuple[str, str], *parts: tuple[str, str]) -> None:
+        """A paragraph whose second and further lines are indented like the first."""
+        text = Text.assemble(*(self._text(*part) for part in parts))
+        start = self._text(*first)
+        for line in text.wrap(self._console, self._width - len(start)):
+            line.rstrip()
+            self._console.print(Text.assemble(start, line), soft_wrap=True)
+            start = Text(" " * len(start))
+
+    def _text(self, text: str, style: str = "") -> Text:
+        """Plain text, spelt with what the console's encoding has."""
+        text, coding = plain(text), self._console.encoding
+        if not coding.startswith("utf"):
+            text = text.translate(_SPELT).encode(coding, "replace").decode(coding)
+        return Text(text, style=style)
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"

@@ -1,0 +1,211 @@
+"""What the tests share: a tiny task, identities, and finished proofs."""
+
+import os
+import random
+
+# One thread: tiny matrices are faster so, and other work on the machine disturbs less.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+import polo
+from polo.protocol import nonces, signing
+from polo.protocol.records import Enrolment
+
+
+def tiny_model() -> Any:
+    """Three layers, 21 blocks of 256 weights, and buffers (one of them an integer)."""
+    from torch import nn
+
+    return nn.Sequential(
+        nn.Linear(16, 64),
+        nn.BatchNorm1d(64),
+        nn.ReLU(),
+        nn.Linear(64, 64),
+        nn.ReLU(),
+        nn.Linear(64, 4),
+    )
+
+
+class TinyTask:
+    """Four clouds of points; implements polo.tasks.Task and trains in milliseconds."""
+
+    name = "tiny"
+    version = 1
+    metric = "accuracy"
+    floor = (0.3,)
+
+    def __init__(self, build: Callable[[], Any] = tiny_model) -> None:
+        self.build_model = build
+
+    @cached_property
+    def _points(self) -> tuple[Any, Any]:
+        import torch
+
+        generator = torch.Generator().manual_seed(7)
+        centres = torch.randn(4, 16, generator=generator) * 0.7
+        labels = torch.arange(384) % 4
+        return centres[labels] + torch.randn(384, 16, generator=generator), labels
+
+    def batches(self, size: int = 32) -> list[tuple[Any, Any]]:
+        """Training points in an order that torch's global generator decides."""
+        import torch
+
+        points, labels = (part[:256] for part in self._points)
+        return [(points[at], labels[at]) for at in torch.randperm(256).split(size)]
+
+    def train_epoch(self, model: Any, optimizer: Any) -> None:
+        """Eight steps."""
+        from torch.nn.functional import cross_entropy
+
+        model.train()
+        for points, labels in self.batches():
+            optimizer.zero_grad()
+            cross_entropy(model(points), labels).backward()
+            optimizer.step()
+
+    def evaluate(self, model: Any) -> float:
+        """Accuracy on the points that training never sees."""
+        import torch
+
+        points, labels = (part[256:] for part in self._points)
+        training = model.training
+        model.eval()
+        with torch.no_grad():
+            right = (model(points).argmax(1) == labels).double().mean()
+        model.train(training)
+        return float(right)
+
+
+@dataclass(frozen=True)
+class Made:
+    """A proof that `make_proof` made, and everything it was made with."""
+
+    proof: Any
+    path: Path
+    enrolment: polo.OfflineEnrolment
+    task: TinyTask
+    model: Any
+    optimizer: Any
+    issuer: polo.Identity
+
+    @property
+    def manifest(self) -> Any:
+        """What the proof says."""
+        return self.proof.manifest
+
+    @property
+    def state_path(self) -> Path:
+        """What the prover keeps for itself."""
+        return self.path.with_name(self.path.name + ".state")
+
+    def verify(self, **options: Any) -> polo.Verdict:
+        """Check the proof as a buyer would who trusts the issuer."""
+        return polo.verify(self.path, trust=self.issuer.public_key, task=self.task, **options)
+
+
+@pytest.fixture(scope="session")
+def task() -> TinyTask:
+    """The tiny task."""
+    return TinyTask()
+
+
+def identity(number: int) -> polo.Identity:
+    """The same key in every run, so that the same marks are drawn."""
+    return polo.Identity(Ed25519PrivateKey.from_private_bytes(bytes([number] * 32)))
+
+
+@pytest.fixture(scope="session")
+def alice() -> polo.Identity:
+    """A prover."""
+    return identity(1)
+
+
+@pytest.fixture(scope="session")
+def issuer() -> polo.Identity:
+    """Whoever fixes the terms."""
+    return identity(2)
+
+
+@pytest.fixture
+def enrol(
+    task: TinyTask, alice: polo.Identity, issuer: polo.Identity
+) -> Callable[..., polo.OfflineEnrolment]:
+    """Enrols alice for the tiny task, or for `task=…`; options go to `make_terms`.
+
+    Like `polo.enrol`, but the nonces are the same in every run of a test.
+    """
+    drawing = random.Random(0)
+
+    def make(**options: Any) -> polo.OfflineEnrolment:
+        subject = options.pop("task", task)
+        terms = polo.make_terms(subject, **{"bits": 128, "shards": 12, "strength": 0.02, **options})
+        commitment, drawn = nonces.draw(terms.shards.most, drawing.randbytes)
+        record = Enrolment(terms, alice.public_key, commitment, 1_700_000_000, issuer.public_key)
+        return polo.OfflineEnrolment(signing.sign(record, issuer), drawn)
+
+    return make
+
+
+@pytest.fixture
+def make_proof(
+    tmp_path: Path,
+    task: TinyTask,
+    alice: polo.Identity,
+    issuer: polo.Identity,
+    enrol: Callable[..., polo.OfflineEnrolment],
+) -> Callable[..., Made]:
+    """Trains the tiny model and returns a finished proof; options go to `Prover`."""
+    import torch
+
+    def make(
+        path: Path = tmp_path / "proof",
+        *,
+        epochs: int = 3,
+        seed: int = 0,
+        terms: dict[str, Any] | None = None,
+        task: TinyTask = task,
+        **options: Any,
+    ) -> Made:
+        enrolment = enrol(task=task, **(terms or {}))
+        torch.manual_seed(seed)
+        model = task.build_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        prover = polo.Prover(enrolment, key=alice, store=path, **options)
+        with prover.attach(model, optimizer, evaluate=lambda: task.evaluate(model)):
+            for _ in range(epochs):
+                task.train_epoch(model, optimizer)
+                prover.end_epoch()
+        return Made(prover.finish(), path, enrolment, task, model, optimizer, issuer)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def in_child() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs code in a fresh Python; this file is there as `shared`, arguments as `sys.argv[1:]`."""
+    prelude = (
+        "import importlib.util, sys\n"
+        f"spec = importlib.util.spec_from_file_location('shared', {__file__!r})\n"
+        "shared = importlib.util.module_from_spec(spec)\n"
+        "sys.modules['shared'] = shared\n"
+        "spec.loader.exec_module(shared)\n"
+    )
+
+    def run(code: str, *arguments: object, bare: bool = False) -> Any:
+        source = code if bare else prelude + code
+        command = [sys.executable, "-W", "error", "-c", source, *map(str, arguments)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        return done
+
+    return run

@@ -1,0 +1,313 @@
+"""Obfuscation: where the noise goes, how it is distributed, what it follows from."""
+
+import hashlib
+import hmac
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import nn
+
+import polo
+from polo.privacy import obfuscation
+from polo.protocol import derivation
+from polo.protocol.records import identity_of
+from polo.storage.folder import ProofFolder
+from polo.watermark import carrier_of, derive
+from polo.weights import checkpoint_of
+
+SEED = hashlib.sha256(b"noise").digest()
+Enrol = Callable[..., polo.OfflineEnrolment]
+
+
+def deviations(elements: int, fraction: int = 1_000_000, tensor: int = 0) -> np.ndarray[Any, Any]:
+    """Deviations in units of σ."""
+    found = [d for _, _, d in obfuscation.noise(SEED, tensor, elements, fraction)]
+    return np.concatenate(found) / 64
+
+
+def test_a_million_samples_look_gaussian() -> None:
+    sample = deviations(1_000_000)
+    count = len(sample)
+    assert count == 1_000_000
+    assert abs(sample.mean()) < 4.5 / math.sqrt(count)
+    assert abs(sample.var() - 1) < 4.5 * math.sqrt(2 / count)
+    assert abs(stats.skew(sample)) < 4.5 * math.sqrt(6 / count)
+    assert abs(stats.kurtosis(sample)) < 4.5 * math.sqrt(24 / count)
+    assert abs(sample).max() < 6
+    assert abs(sample).max() > 4.2
+
+
+def test_the_distribution_function_is_the_normal_one() -> None:
+    """Kolmogorov and Smirnov; the steps of 1/64 σ are spread out first."""
+    sample = deviations(1_000_000)
+    spread = sample + np.random.default_rng(0).uniform(-0.5, 0.5, len(sample)) / 64
+    assert stats.kstest(spread, "norm").pvalue > 1e-4
+
+
+def test_neither_neighbours_nor_signs_nor_tensors_hang_together() -> None:
+    one, other = deviations(200_000), deviations(200_000, tensor=1)
+    limit = 4.5 / math.sqrt(len(one))
+    assert abs(np.corrcoef(one[:-1], one[1:])[0, 1]) < limit
+    assert abs(np.corrcoef(one, other)[0, 1]) < limit
+    assert abs((one > 0).mean() - (one < 0).mean()) < 2 * limit
+
+
+@pytest.mark.parametrize("fraction", [0, 3_906, 100_000, 500_000, 999_999, 1_000_000])
+def test_the_fraction_is_kept_to_a_two_hundred_and_fifty_sixth(fraction: int) -> None:
+    elements = 300_000
+    touched = sum(len(chosen) for _, chosen, _ in obfuscation.noise(SEED, 0, elements, fraction))
+    share = fraction * 256 // 1_000_000 / 256
+    assert abs(touched / elements - share) <= 4.5 * math.sqrt(share * (1 - share) / elements)
+    assert fraction / 1e6 - 1 / 256 < share <= fraction / 1e6
+
+
+def test_pieces_cover_a_tensor_of_any_size_once() -> None:
+    for elements in (0, 1, 65_535, 65_536, 65_537, 200_000):
+        found = [first + chosen for first, chosen, _ in obfuscation.noise(SEED, 0, elements, 10**6)]
+        indices = np.concatenate(found) if found else np.array([])
+        assert indices.tolist() == list(range(elements))
+
+
+def test_noise_of_a_piece_does_not_depend_on_what_follows_it() -> None:
+    short = list(obfuscation.noise(SEED, 0, 65_536, 100_000))
+    long = list(obfuscation.noise(SEED, 0, 300_000, 100_000))
+    for one, other in zip(short[0], long[0], strict=True):
+        assert np.array_equal(one, other)
+
+
+def test_everything_follows_from_secret_nonce_and_tensor() -> None:
+    values = np.random.default_rng(0).normal(size=5_000)
+
+    def noisy(secret: bytes = b"s" * 32, nonce: bytes = b"n" * 32, tensor: int = 3) -> Any:
+        seed = obfuscation.noise_seed(secret, nonce)
+        nothing = np.array([], dtype=np.intp)
+        return obfuscation.obfuscate(
+            values, seed=seed, tensor=tensor, fraction=10**5, sigma=20_000, spared=nothing
+        )
+
+    assert np.array_equal(noisy(), noisy())
+    for other in (noisy(secret=b"t" * 32), noisy(nonce=b"m" * 32), noisy(tensor=4)):
+        assert not np.array_equal(noisy(), other)
+
+
+def test_sigma_is_relative_to_the_root_mean_square() -> None:
+    random = np.random.default_rng(1)
+    for size in (1e-6, 0.03, 1.0, 500.0):
+        values = random.normal(size=200_000) * size + size
+        rms = math.sqrt((values**2).mean())
+        scale = obfuscation.scale_of(values, 20_000)
+        assert scale == pytest.approx(0.02 * rms, rel=2**-8)
+        nothing = np.array([], dtype=np.intp)
+        noisy = obfuscation.obfuscate(
+            values, seed=SEED, tensor=0, fraction=10**6, sigma=20_000, spared=nothing
+        )
+        assert (noisy - values).std() == pytest.approx(scale, rel=0.01)
+
+
+def test_the_scale_has_eight_binary_digits_and_survives_small_errors() -> None:
+    random = np.random.default_rng(2)
+    moved = 0
+    for _ in range(500):
+        values = random.normal(size=300) * 10 ** random.uniform(-6, 3)
+        scale = obfuscation.scale_of(values, 20_000)
+        mantissa, _ = math.frexp(scale)
+        assert mantissa * 256 == int(mantissa * 256)
+        moved += scale != obfuscation.scale_of(values * (1 + 1e-12), 20_000)
+        moved += scale != obfuscation.scale_of(values[::-1].copy(), 20_000)
+        moved += scale != obfuscation.scale_of(np.asfortranarray(values.reshape(20, 15)), 20_000)
+    assert moved == 0
+
+
+def test_scale_rounds_to_nearest() -> None:
+    for wanted, expected in (
+        (0.5, 0.5),
+        (0.5 + 2**-9 * 0.9, 0.5),
+        (0.5 + 2**-9 * 1.1, 0.5 + 2**-8),
+    ):
+        assert obfuscation.scale_of(np.array([wanted]), 1_000_000) == expected
+    # Rounding up may carry into the next power of two.
+    assert obfuscation.scale_of(np.array([0.9999]), 1_000_000) == 1.0
+
+
+@pytest.mark.parametrize("values", [[], [0.0, 0.0]])
+def test_nothing_and_zeros_get_no_noise(values: list[float]) -> None:
+    array = np.array(values)
+    assert obfuscation.scale_of(array, 20_000) == 0
+    found = obfuscation.obfuscate(
+        array, seed=SEED, tensor=0, fraction=10**6, sigma=20_000, spared=np.array([], dtype=np.intp)
+    )
+    assert found.tolist() == values
+
+
+def test_spared_weights_stay_to_the_last_bit() -> None:
+    values = np.random.default_rng(3).normal(size=10_000)
+    spared = np.arange(2_000, 4_000)
+    found = obfuscation.obfuscate(
+        values, seed=SEED, tensor=0, fraction=10**6, sigma=20_000, spared=spared
+    )
+    assert np.array_equal(found[spared], values[spared])
+    changed = found != values
+    assert changed[:2_000].mean() > 0.98
+    assert changed[4_000:].mean() > 0.98
+
+
+def test_secrets_of_shards_come_from_one_master() -> None:
+    master = b"m" * 32
+    secrets = [obfuscation.secret_of(master, shard) for shard in range(1, 50)]
+    assert len(set(secrets)) == 49
+    expected = hmac.digest(master, b"polo/shard-secret/1" + (7).to_bytes(4, "little"), "sha256")
+    assert secrets[6] == expected
+    commitment = obfuscation.secret_commitment(secrets[6])
+    assert commitment == hashlib.sha256(b"\x0dpolo/secret/1" + secrets[6]).digest()
+
+
+# In a whole proof.
+
+
+class Odd(nn.Module):
+    """A frozen layer, buffers of both kinds, and parameters of two types."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(16, 64)
+        self.norm = nn.BatchNorm1d(64)
+        self.frozen = nn.Linear(64, 64)
+        self.frozen.requires_grad_(False)
+        self.second = nn.Linear(64, 64)
+        self.last = nn.Linear(64, 4)
+        self.register_buffer("scale", torch.rand(300) + 0.5)
+        self.wide = nn.Parameter(torch.randn(300, dtype=torch.float64))
+
+    def forward(self, points: torch.Tensor) -> torch.Tensor:
+        hidden = torch.relu(self.norm(self.first(points)))
+        hidden = torch.relu(self.second(torch.relu(self.frozen(hidden))))
+        return self.last(hidden) + (self.wide.float() * self.scale).mean()
+
+
+@pytest.fixture
+def before_and_after(
+    task: Any, enrol: Enrol, alice: polo.Identity, tmp_path: Path
+) -> tuple[Any, ...]:
+    """Weights just before and just after sealing, and the mark's weights as a mask by name."""
+    odd = type(task)(Odd)
+    odd.name = "odd"
+    torch.manual_seed(0)
+    model = odd.build_model()
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.05)
+    enrolment = enrol(
+        task=odd, strength=0.2, budget=0.0, noise=(0.1, 0.1), noise_fraction=0.5, embed=0.0
+    )
+    prover = polo.Prover(enrolment, key=alice, store=tmp_path / "proof")
+    root = polo.weights.commit(checkpoint_of(model)).root
+    with prover.attach(model, optimizer):
+        task.train_epoch(model, optimizer)
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        assert prover.end_epoch().sealed
+    after = model.state_dict()
+    terms = enrolment.record.terms
+    seed = derivation.seed(
+        root=root,
+        shard=1,
+        nonce=enrolment.drawn[0].nonce,
+        identity=identity_of(alice.public_key),
+        terms=terms.digest,
+    )
+    layout = checkpoint_of(model).layout
+    carrier = carrier_of(terms, layout)
+    marked = {name: np.zeros(value.numel(), dtype=bool) for name, value in after.items()}
+    for block in derive(terms, carrier, seed).blocks:
+        where = carrier.locate(block)
+        marked[layout.tensors[where.tensor].name][where.element : where.element + 256] = True
+    master = prover._writer.secret
+    prover.close()
+    return before, after, marked, model, enrolment, master, tmp_path / "proof"
+
+
+def test_noise_is_only_on_trained_floats_outside_the_mark(
+    before_and_after: tuple[Any, ...],
+) -> None:
+    before, after, marked, model, *_ = before_and_after
+    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    touched = 0
+    for name, value in after.items():
+        changed = (value != before[name]).reshape(-1).numpy()
+        if name not in trained:
+            assert not changed.any(), name
+            continue
+        assert not changed[marked[name]].any(), name
+        touched += int(changed.sum())
+        outside = int((~marked[name]).sum())
+        assert abs(changed.sum() - outside / 2) <= 5 * math.sqrt(outside / 4) + 3, name
+    assert sum(int(mask.sum()) for mask in marked.values()) == 4 * 256
+    assert touched > 2_000
+    assert {"frozen.weight", "norm.running_mean", "norm.num_batches_tracked", "scale"} <= (
+        set(after) - trained
+    )
+
+
+def test_noise_of_a_proof_has_its_declared_size_in_every_tensor(
+    before_and_after: tuple[Any, ...],
+) -> None:
+    before, after, *_ = before_and_after
+    for name in ("first.weight", "second.weight", "wide"):
+        edit = (after[name] - before[name]).double().reshape(-1)
+        edit = edit[edit != 0]
+        rms = float(before[name].double().square().mean().sqrt())
+        expected = 0.1 * rms
+        assert float(edit.std()) == pytest.approx(expected, rel=4 / math.sqrt(len(edit)))
+
+
+def test_an_auditor_who_gets_the_secret_can_replay_the_noise(
+    before_and_after: tuple[Any, ...],
+) -> None:
+    before, after, marked, model, enrolment, master, _ = before_and_after
+    secret = obfuscation.secret_of(master, 1)
+    seed = obfuscation.noise_seed(secret, enrolment.drawn[0].nonce)
+    layout = checkpoint_of(model).layout
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            noisy = obfuscation.obfuscate(
+                before[name].double().numpy().reshape(-1),
+                seed=seed,
+                tensor=layout.index[name],
+                fraction=500_000,
+                sigma=100_000,
+                spared=np.flatnonzero(marked[name]),
+            )
+            expected = torch.from_numpy(noisy).to(parameter.dtype).reshape(parameter.shape)
+            assert torch.equal(after[name], expected), name
+
+
+def test_every_secret_is_committed_to_one_record_earlier(
+    make_proof: Callable[..., Any],
+) -> None:
+    made = make_proof(epochs=3, terms={"budget": 1.0})
+    manifest = ProofFolder(made.path).manifest()
+    master = (made.state_path / "secret").read_bytes()
+    committed = [manifest.start.secret, *(shard.noise.next_secret for shard in manifest.shards)]
+    assert len(committed) == 4
+    for shard, commitment in enumerate(committed, start=1):
+        assert commitment == obfuscation.secret_commitment(obfuscation.secret_of(master, shard))
+
+
+@pytest.mark.parametrize(
+    "noise", [{"noise": (0.0, 0.0)}, {"noise_fraction": 0.0}, {"noise_fraction": 0.003}]
+)
+def test_no_noise_means_no_change(
+    task: Any, enrol: Enrol, alice: polo.Identity, tmp_path: Path, noise: dict[str, Any]
+) -> None:
+    model = task.build_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    prover = polo.Prover(enrol(embed=0.0, **noise), key=alice, store=tmp_path / "proof")
+    with prover.attach(model, optimizer):
+        task.train_epoch(model, optimizer)
+        before = polo.weights.commit(checkpoint_of(model)).root
+        sealed = prover.end_epoch().sealed
+        assert sealed.root == before
+    prover.close()

@@ -1,0 +1,471 @@
+"""A second reader of proofs, after docs/protocol.md; it imports nothing of PoLO.
+
+It is slow and plain, holds everything in memory, and does only what decides about marks and
+roots. Vectors and golden proofs must come out the same here and in the library.
+"""
+
+import hashlib
+import hmac
+import json
+import math
+import struct
+from decimal import Context, Decimal
+from fractions import Fraction
+from pathlib import Path
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+CHUNK = 16384
+SIZES = {
+    "BOOL": 1, "U8": 1, "I8": 1, "U16": 2, "I16": 2, "U32": 4, "I32": 4, "U64": 8, "I64": 8,
+    "F8_E4M3": 1, "F8_E4M3FNUZ": 1, "F8_E5M2": 1, "F8_E5M2FNUZ": 1, "F8_E8M0": 1,
+    "F16": 2, "BF16": 2, "F32": 4, "F64": 8, "C32": 4, "C64": 8, "C128": 16,
+}  # fmt: skip
+
+
+class RefusedError(Exception):
+    """The proof does not hold."""
+
+
+def need(condition, why):
+    if not condition:
+        raise RefusedError(why)
+
+
+# Section 1
+
+
+def tagged(label, *parts):
+    name = label.encode()
+    return hashlib.sha256(bytes([len(name)]) + name + b"".join(parts)).digest()
+
+
+def u32(value):
+    return struct.pack("<I", value)
+
+
+def u64(value):
+    return struct.pack("<Q", value)
+
+
+# Section 2
+
+
+def canonical(value):
+    """Canonical bytes, spelled out rather than left to a library."""
+    return _spell(value).encode()
+
+
+def _spell(value):
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, str):
+        return '"' + "".join(_escape(letter) for letter in value) + '"'
+    if isinstance(value, list):
+        return "[" + ",".join(map(_spell, value)) + "]"
+    keys = sorted(value, key=lambda key: key.encode("utf-16-be"))
+    return "{" + ",".join(f"{_spell(key)}:{_spell(value[key])}" for key in keys) + "}"
+
+
+def _escape(letter):
+    short = {"\b": "b", "\t": "t", "\n": "n", "\f": "f", "\r": "r", '"': '"', "\\": "\\"}
+    if letter in short:
+        return "\\" + short[letter]
+    return f"\\u{ord(letter):04x}" if letter < " " else letter
+
+
+def document(data):
+    value = json.loads(data)
+    need(canonical(value) == data, "not canonical")
+    return value
+
+
+# Section 3: signatures and digests of records
+
+
+def message(record):
+    body = {name: value for name, value in record.items() if name != "signature"}
+    return b"polo signature 1\n" + canonical(body)
+
+
+def signed_by(record, key):
+    try:
+        public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(key))
+        public.verify(bytes.fromhex(record["signature"]), message(record))
+    except InvalidSignature:
+        return False
+    return True
+
+
+def digest(record):
+    return tagged(record["format"], canonical(record))
+
+
+def fingerprint(key):
+    return tagged("polo/identity/1", bytes.fromhex(key))
+
+
+# Section 4
+
+
+def node(left, right):
+    return hashlib.sha256(b"\x01" + left + right).digest()
+
+
+def split(count):
+    power = 1
+    while 2 * power < count:
+        power *= 2
+    return power
+
+
+def tree(leaves):
+    if not leaves:
+        return hashlib.sha256(b"").digest()
+    if len(leaves) == 1:
+        return leaves[0]
+    at = split(len(leaves))
+    return node(tree(leaves[:at]), tree(leaves[at:]))
+
+
+def tree_from(count, wanted, path):
+    """The root of a tree from some leaves by index and a multiproof."""
+    rest = list(path)
+
+    def walk(low, high):
+        if not any(low <= index < high for index in wanted):
+            need(rest, "path too short")
+            return rest.pop(0)
+        if high - low == 1:
+            return wanted[low]
+        at = low + split(high - low)
+        left = walk(low, at)
+        return node(left, walk(at, high))
+
+    need(wanted and all(0 <= index < count for index in wanted), "no such leaf")
+    found = walk(0, count)
+    need(not rest, "path too long")
+    return found
+
+
+def elements(tensor):
+    return math.prod(tensor["shape"])
+
+
+def size(tensor):
+    return elements(tensor) * SIZES[tensor["dtype"]]
+
+
+def leaves_of(layout):
+    """Tensor, chunk and length of every leaf."""
+    found = []
+    for at, tensor in enumerate(layout["tensors"]):
+        for start in range(0, size(tensor), CHUNK):
+            found.append((at, start // CHUNK, min(CHUNK, size(tensor) - start)))
+    return found
+
+
+def leaf_hash(tensor, chunk, data):
+    return hashlib.sha256(b"\x00" + u32(tensor) + u64(chunk) + u32(len(data)) + data).digest()
+
+
+def root_of(layout, tree_root):
+    return tagged("polo/root/1", digest(layout), u64(len(leaves_of(layout))), tree_root)
+
+
+def checkpoint_root(layout, tensors):
+    """The root of a checkpoint given as the bytes of each tensor, in order."""
+    hashes = [
+        leaf_hash(at, chunk, tensors[at][chunk * CHUNK : chunk * CHUNK + length])
+        for at, chunk, length in leaves_of(layout)
+    ]
+    return root_of(layout, tree(hashes))
+
+
+# Section 5
+
+
+def read_opening(layout, wanted, data):
+    """Chunks by leaf index, and the root of the checkpoint they belong to."""
+    (length,) = struct.unpack_from("<Q", data)
+    header = json.loads(data[8 : 8 + length])
+    body = data[8 + length :]
+    parts = {name: body[slice(*entry["data_offsets"])] for name, entry in header.items()}
+    need(list(parts) == ["leaves", "chunks", "path"], "other parts")
+    need(b"".join(parts.values()) == body, "gaps")
+    indices = [index for (index,) in struct.iter_unpack("<q", parts["leaves"])]
+    need(indices == sorted(wanted), "other leaves")
+    everything, chunks, at = leaves_of(layout), {}, 0
+    for index in indices:
+        chunks[index] = parts["chunks"][at : at + everything[index][2]]
+        at += everything[index][2]
+    need(at == len(parts["chunks"]), "other lengths")
+    path = [parts["path"][at : at + 32] for at in range(0, len(parts["path"]), 32)]
+    hashes = {i: leaf_hash(*everything[i][:2], chunk) for i, chunk in chunks.items()}
+    return chunks, root_of(layout, tree_from(len(everything), hashes, path))
+
+
+# Sections 6 and 7
+
+
+def seed_of(root, shard, nonce, identity, terms):
+    return tagged("polo/seed/1", root, u32(shard), nonce, identity, terms)
+
+
+def stream(seed, label, index, count):
+    start = bytes([len(label)]) + label.encode() + seed + u32(index)
+    return hashlib.shake_256(start).digest(count)
+
+
+def bit(data, at):
+    return data[at // 8] >> (at % 8) & 1
+
+
+def positions(seed, count, blocks):
+    chosen, at = [], 0
+    words = stream(seed, "polo/positions/1", 0, 8 * 100_000)
+    while len(chosen) < count:
+        word = int.from_bytes(words[8 * at : 8 * at + 8], "little")
+        at += 1
+        if word < 2**64 // blocks * blocks and word % blocks not in chosen:
+            chosen.append(word % blocks)
+    return chosen
+
+
+def units(data, dtype):
+    """Weights in multiples of 2^-40, rounded half to even, at most 2^48 either way."""
+    if dtype == "BF16":
+        data = b"".join(b"\0\0" + data[at : at + 2] for at in range(0, len(data), 2))
+    letter = {"F16": "e", "BF16": "f", "F32": "f", "F64": "d"}[dtype]
+    found = []
+    for (value,) in struct.iter_unpack(f"<{letter}", data):
+        exact = round(Fraction(value) * 2**40)
+        found.append(max(-(2**48), min(2**48, exact)))
+    return found
+
+
+def signed_sums(seed, scheme, weights):
+    """All sums in the order of the bits."""
+    dense = scheme["key"] == "dense"
+    groups = 1 if dense else len(weights) // scheme["block"]
+    per_group, bits = len(weights) // groups, scheme["bits"] // groups
+    sums = []
+    for group in range(groups):
+        signs = stream(seed, "polo/key/1", group, -(-bits * per_group // 8))
+        own = weights[group * per_group : (group + 1) * per_group]
+        for row in range(bits):
+            plus = (2 * bit(signs, row * per_group + at) - 1 for at in range(per_group))
+            sums.append(sum(sign * weight for sign, weight in zip(plus, own, strict=True)))
+    return sums
+
+
+def matching(seed, scheme, sums):
+    mark = stream(seed, "polo/bits/1", 0, -(-scheme["bits"] // 8))
+    return [int(total > 0 if bit(mark, at) else total < 0) for at, total in enumerate(sums)]
+
+
+def mark_blocks(terms):
+    per_block = terms["scheme"]["block"] * terms["scheme"]["load"] // 10**6
+    return terms["scheme"]["bits"] // per_block
+
+
+def blocks_of(layout, terms):
+    """Tensor index and first element of every block of the carrier."""
+    found = []
+    for at, tensor in enumerate(layout["tensors"]):
+        if tensor["name"] in terms["carrier"]:
+            count = elements(tensor) // terms["scheme"]["block"]
+            found += [(at, block * terms["scheme"]["block"]) for block in range(count)]
+    return found
+
+
+# Section 8
+
+
+def nonce_leaf(nonce):
+    salt, value = bytes.fromhex(nonce["salt"]), bytes.fromhex(nonce["nonce"])
+    return tagged("polo/nonce/1", u32(nonce["shard"]), salt, value)
+
+
+def offline_nonce_holds(nonce, commitment):
+    path = [bytes.fromhex(item) for item in nonce["path"]]
+    try:
+        found = tree_from(commitment["count"], {nonce["shard"] - 1: nonce_leaf(nonce)}, path)
+    except RefusedError:
+        return False
+    return found.hex() == commitment["root"]
+
+
+# Section 9
+
+
+def tail(bits, matches):
+    return sum(math.comb(bits, k) for k in range(matches, bits + 1))
+
+
+def passes(bits, matches, verify, log2_p):
+    rare = tail(bits, matches) <= 2 ** (bits + log2_p)
+    return matches * 10**6 >= verify * bits and rare
+
+
+# Section 11
+
+
+def sampler_table():
+    with60 = Context(prec=60, rounding="ROUND_HALF_EVEN")
+    weights = [with60.exp(with60.divide(Decimal(-k * k), Decimal(8192))) for k in range(384)]
+    weights[0] = with60.divide(weights[0], Decimal(2))
+    running, sums = Decimal(0), []
+    for weight in weights:
+        running = with60.add(running, weight)
+        sums.append(running)
+    shares = (with60.divide(with60.multiply(s, Decimal(2**63)), running) for s in sums)
+    return [min(int(share), 2**63 - 1) for share in shares]
+
+
+def shard_secret(master, shard):
+    return hmac.digest(master, b"polo/shard-secret/1" + u32(shard), "sha256")
+
+
+def noise(seed, tensor, count, fraction, table):
+    """Touched weights and their deviations."""
+    own = tagged("polo/noise-tensor/1", seed, u32(tensor))
+    below, found = fraction * 256 // 10**6, []
+    for piece in range(-(-count // 65536)):
+        first = piece * 65536
+        drawn = stream(own, "polo/select/1", piece, min(65536, count - first))
+        chosen = [first + at for at, byte in enumerate(drawn) if byte < below]
+        words = struct.unpack(
+            f"<{len(chosen)}Q", stream(own, "polo/gauss/1", piece, 8 * len(chosen))
+        )
+        for at, word in zip(chosen, words, strict=True):
+            magnitude = sum(1 for entry in table if entry <= word % 2**63)
+            found.append((at, -magnitude if word >> 63 else magnitude))
+    return found
+
+
+def scale(data, sigma):
+    """Mantissa (odd or zero) and exponent of σ, from exact fractions; F32 weights."""
+    values = [Fraction(value) for (value,) in struct.iter_unpack("<f", data)]
+    square = sum(value * value for value in values) / len(values) * Fraction(sigma, 10**6) ** 2
+    if not square:
+        return 0, 0
+    exponent = -400
+    while square >= Fraction(4) ** (exponent + 1):
+        exponent += 1
+    # Now 2^exponent ≤ σ < 2^(exponent+1): eight digits are units of 2^(exponent-7).
+    exact = square / Fraction(4) ** (exponent - 7)
+    low = math.isqrt(exact.numerator // exact.denominator)
+    half = Fraction(2 * low + 1, 2) ** 2
+    digits = low + (exact > half or (exact == half and low % 2 == 1))
+    shift = (digits & -digits).bit_length() - 1
+    return digits >> shift, exponent - 7 + shift
+
+
+# Section 10, as far as signatures, links, nonces, marks and whole checkpoints go
+
+
+def read_checkpoint(layout, data):
+    entries, at = {}, 0
+    for tensor in layout["tensors"]:
+        entries[tensor["name"]] = {
+            "dtype": tensor["dtype"], "shape": tensor["shape"],
+            "data_offsets": [at, at + size(tensor)],
+        }  # fmt: skip
+        at += size(tensor)
+    text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    header = u64(len(text)) + text
+    need(data.startswith(header) and len(data) == len(header) + at, "another header")
+    body = data[len(header) :]
+    return [body[slice(*entry["data_offsets"])] for entry in entries.values()]
+
+
+def undo_delta(layout, newer, data):
+    """The older checkpoint, from the newer one and a delta."""
+    import zstandard
+
+    pieces = [
+        (at, start, min(2**20, size(tensor) - start), SIZES[tensor["dtype"]])
+        for at, tensor in enumerate(layout["tensors"])
+        for start in range(0, size(tensor), 2**20)
+    ]
+    need(struct.unpack_from("<Q", data) == (256,), "header")
+    lengths = struct.unpack_from(f"<{len(pieces)}I", data, 264)
+    older, place = [b""] * len(newer), 264 + 4 * len(pieces)
+    for length, (at, start, count, width) in zip(lengths, pieces, strict=True):
+        shuffled = zstandard.ZstdDecompressor().decompress(data[place : place + length])
+        place += length
+        rows = count // width
+        mixed = bytes(shuffled[byte * rows + row] for row in range(rows) for byte in range(width))
+        older[at] += bytes(
+            a ^ b for a, b in zip(mixed, newer[at][start : start + count], strict=True)
+        )
+    need(place == len(data), "more after the end")
+    return older
+
+
+def read_proof(folder, issuer):
+    """Matches by shard, and the numbers of the checkpoints whose roots were checked."""
+    folder = Path(folder)
+    manifest = document((folder / "manifest.json").read_bytes())
+    enrolment = manifest["enrolment"]
+    terms, scheme = enrolment["terms"], enrolment["terms"]["scheme"]
+    need(enrolment["issuer"] == issuer, "another issuer")
+    need(signed_by(enrolment, issuer), "issuer's signature")
+    need(signed_by(manifest, enrolment["identity"]), "prover's signature")
+    for file in manifest["files"]:
+        data = (folder / file["path"]).read_bytes()
+        need(len(data) == file["size"], "size")
+        need(hashlib.sha256(data).hexdigest() == file["sha256"], "digest")
+    layout = document((folder / "layout.json").read_bytes())
+    need(digest(layout).hex() == terms["layout"], "layout")
+    listed = {file["path"] for file in manifest["files"]}
+    roots = [manifest["start"]["root"], *(shard["root"] for shard in manifest["shards"])]
+    matches = {}
+    for shard in manifest["shards"]:
+        x = shard["shard"]
+        need(shard["previous"] == roots[x - 1], "link")
+        nonce = document((folder / f"nonces/{x:06d}.json").read_bytes())
+        need(nonce["shard"] == x and offline_nonce_holds(nonce, enrolment["nonces"]), "nonce")
+        seed = seed_of(
+            bytes.fromhex(roots[x - 1]), x, bytes.fromhex(nonce["nonce"]),
+            fingerprint(enrolment["identity"]), digest(terms),
+        )  # fmt: skip
+        blocks = blocks_of(layout, terms)
+        drawn = [blocks[at] for at in positions(seed, mark_blocks(terms), len(blocks))]
+        first, total = [], 0
+        for tensor in layout["tensors"]:
+            first.append(total)
+            total += -(-size(tensor) // CHUNK)
+        spots = []
+        for tensor, element in drawn:
+            width = SIZES[layout["tensors"][tensor]["dtype"]]
+            chunk, offset = divmod(element * width, CHUNK)
+            spots.append((tensor, first[tensor] + chunk, offset, scheme["block"] * width))
+        data = (folder / f"openings/{x:06d}.safetensors").read_bytes()
+        chunks, root = read_opening(layout, {leaf for _, leaf, _, _ in spots}, data)
+        need(root.hex() == roots[x], "opening")
+        weights = []
+        for tensor, leaf, offset, length in spots:
+            piece = chunks[leaf][offset : offset + length]
+            weights += units(piece, layout["tensors"][tensor]["dtype"])
+        matches[x] = sum(matching(seed, scheme, signed_sums(seed, scheme, weights)))
+        bounds = terms["thresholds"]
+        need(passes(scheme["bits"], matches[x], bounds["verify"], bounds["log2_p"]), "mark")
+    whole, checked = None, []
+    for x in range(len(roots) - 1, -1, -1):
+        if f"checkpoints/{x:06d}.safetensors" in listed:
+            path = folder / f"checkpoints/{x:06d}.safetensors"
+            whole = read_checkpoint(layout, path.read_bytes())
+        elif f"checkpoints/{x:06d}.delta.safetensors" in listed:
+            path = folder / f"checkpoints/{x:06d}.delta.safetensors"
+            whole = undo_delta(layout, whole, path.read_bytes())
+        else:
+            continue
+        need(checkpoint_root(layout, whole).hex() == roots[x], "checkpoint")
+        checked.append(x)
+    return matches, checked

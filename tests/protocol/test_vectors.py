@@ -1,0 +1,448 @@
+"""Every vector file against the library, and against a reader that shares no code with it."""
+
+import hashlib
+import json
+import math
+import struct
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from polo.errors import FormatError, PoloError, SignatureError, WeightsError
+from polo.keys import Ed25519Verifier, Identity
+from polo.privacy import obfuscation
+from polo.protocol import (
+    canonical,
+    chain,
+    commitment,
+    derivation,
+    detection,
+    merkle,
+    nonces,
+    sampler,
+    signing,
+)
+from polo.protocol.layout import DTYPE_BYTES, Layout, Leaf, Tensor
+from polo.protocol.records import (
+    Enrolment,
+    Manifest,
+    Nonce,
+    Receipt,
+    SchemeTerms,
+    Terms,
+    identity_of,
+)
+from polo.storage import openings
+from polo.watermark import ednn
+from polo.watermark.mark import Mark
+from polo.weights import dtypes
+from polo.weights.files import header_of
+from polo.weights.hashing import commit
+
+VERIFIER = Ed25519Verifier()
+
+
+class Raw:
+    """A checkpoint made of raw bytes, tensor by tensor."""
+
+    def __init__(self, layout, data):
+        self.layout = layout
+        self.data = data
+
+    def read(self, tensor, start, stop):
+        return self.data[tensor][start:stop]
+
+
+def refuses(error, name, action):
+    try:
+        action()
+    except error:
+        return
+    pytest.fail(f"{name!r} was not refused")
+
+
+def test_the_files_are_what_the_script_writes(vectors):
+    command = [sys.executable, str(vectors / "make.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_only_detection_holds_floats(vectors):
+    def refuse(text):
+        raise AssertionError(f"a float: {text}")
+
+    for path in sorted(vectors.glob("*.json")):
+        if path.name != "detection.json":
+            json.loads(path.read_text(), parse_float=refuse, parse_constant=refuse)
+
+
+def test_canonical(vector, second):
+    found = vector("canonical")
+    for case in found["valid"]:
+        value, data = json.loads(case["loose"]), case["canonical"].encode()
+        assert canonical.encode(value) == second.canonical(value) == data, case["name"]
+        assert canonical.parse(data, place="vector") == value
+    for case in found["refused"]:
+        data = bytes.fromhex(case["hex"])
+        refuses(FormatError, case["name"], lambda data=data: canonical.parse(data, place="vector"))
+
+
+def test_merkle(vector, second):
+    found = vector("merkle")
+    leaves = [bytes.fromhex(leaf) for leaf in found["leaf_hashes"]]
+    roots = {case["count"]: case["root"] for case in found["roots"]}
+    assert {0, 1, 2, 3, 5, 7, 8} <= set(roots)
+    for count, root in roots.items():
+        assert merkle.root(leaves[:count]).hex() == second.tree(leaves[:count]).hex() == root
+    for case in found["multiproofs"]:
+        count, proof = case["count"], [bytes.fromhex(item) for item in case["proof"]]
+        wanted = {at: leaves[at] for at in case["wanted"]}
+        assert merkle.multiproof(leaves[:count], case["wanted"]) == proof
+        assert merkle.multiproof_length(count, case["wanted"]) == len(proof)
+        found_root = merkle.root_from_multiproof(count, wanted, proof, place="vector")
+        assert found_root.hex() == second.tree_from(count, wanted, proof).hex() == roots[count]
+
+
+def test_layout(vector, second):
+    found = vector("layout")
+    assert found["bytes_per_element"] == DTYPE_BYTES == second.SIZES
+    for case in found["valid"]:
+        data = case["document"].encode()
+        layout, plain = Layout.from_bytes(data, "vector"), json.loads(data)
+        assert layout.to_bytes() == data
+        assert layout.digest.hex() == second.digest(plain).hex() == case["digest"]
+        assert [second.size(tensor) for tensor in plain["tensors"]] == case["sizes"]
+        assert [tensor.size for tensor in layout.tensors] == case["sizes"]
+        assert list(layout.offsets) == case["offsets"]
+        assert list(layout.first_leaf) == case["first_leaf"]
+        assert list(layout.leaves()) == [Leaf(*leaf) for leaf in case["leaves"]]
+        short = [(tensor, chunk, length) for tensor, chunk, _, length in case["leaves"]]
+        assert second.leaves_of(plain) == short
+    for case in found["refused"]:
+        data = case["document"].encode()
+        refuses(FormatError, case["name"], lambda data=data: Layout.from_bytes(data, "vector"))
+
+
+def tensors_of(found, layout):
+    def data(entry):
+        if "hex" in entry:
+            return bytes.fromhex(entry["hex"])
+        return hashlib.shake_256(entry["shake_256"].encode()).digest(entry["size"])
+
+    return [data(found["tensors"][tensor.name]) for tensor in layout.tensors]
+
+
+def test_root(vector, second):
+    found = vector("root")
+    layout = Layout.from_bytes(found["layout"].encode(), "vector")
+    data = tensors_of(found, layout)
+    committed = commit(Raw(layout, data), threads=2)
+    assert layout.digest.hex() == found["layout_digest"]
+    assert [leaf.hex() for leaf in committed.leaves] == found["leaf_hashes"]
+    assert merkle.root(committed.leaves).hex() == found["tree"]
+    assert committed.root.hex() == found["root"]
+    assert second.checkpoint_root(json.loads(found["layout"]), data).hex() == found["root"]
+    header = header_of(layout)
+    assert header.hex() == found["file_header"]
+    assert hashlib.sha256(header + b"".join(data)).hexdigest() == found["file_sha256"]
+
+
+def test_weights_that_are_not_finite_have_no_root(vector):
+    cases = vector("root")["not_finite"]
+    assert cases
+    for case in cases:
+        data = bytes.fromhex(case["hex"])
+        layout = Layout(
+            16384, (Tensor("w", case["dtype"], (len(data) // DTYPE_BYTES[case["dtype"]],)),), ()
+        )
+        with pytest.raises(WeightsError, match="not finite") as error:
+            commit(Raw(layout, [data]), threads=1)
+        assert error.value.place == "w"
+
+
+def test_opening(vector, second, tmp_path):
+    found = vector("opening")
+    layout = Layout.from_bytes(found["layout"].encode(), "vector")
+    data = tensors_of(vector("root"), layout)
+    leaves = list(layout.leaves())
+    where = {case["leaf"]: leaves[case["leaf"]] for case in found["chunks"]}
+    chunks = {case["leaf"]: bytes.fromhex(case["hex"]) for case in found["chunks"]}
+    path = tuple(bytes.fromhex(item) for item in found["path"])
+    opening = commit(Raw(layout, data), threads=1).open(Raw(layout, data), where)
+    assert opening == commitment.Opening(chunks, path)
+    assert opening.root(layout, where, place="vector").hex() == found["root"]
+    file = bytes.fromhex(found["file"])
+    assert openings.encode(opening) == file
+    (tmp_path / "opening").write_bytes(file)
+    assert openings.load(tmp_path / "opening", layout, where, place="vector") == opening
+    plain = json.loads(found["layout"])
+    assert second.read_opening(plain, set(where), file)[1].hex() == found["root"]
+    (other,) = found["other_roots"]
+    reverse = commitment.Opening(chunks, path[::-1]).root(layout, where, place="vector")
+    assert reverse.hex() == other["root"] != found["root"]
+    for case in found["refused_files"]:
+        (tmp_path / "refused").write_bytes(bytes.fromhex(case["hex"]))
+        refuses(
+            FormatError,
+            case["name"],
+            lambda: openings.load(tmp_path / "refused", layout, where, place="vector"),
+        )
+
+
+def test_seed(vector, second):
+    cases = vector("seed")["cases"]
+    assert len({case["seed"] for case in cases}) == len(cases) > 1
+    for case in cases:
+        parts = {name: bytes.fromhex(case[name]) for name in ("root", "nonce", "identity", "terms")}
+        assert derivation.seed(shard=case["shard"], **parts).hex() == case["seed"]
+        assert second.seed_of(shard=case["shard"], **parts).hex() == case["seed"]
+        assert identity_of(bytes.fromhex(case["public_key"])) == parts["identity"]
+        assert second.fingerprint(case["public_key"]) == parts["identity"]
+
+
+def test_derivation(vector, second):
+    found = vector("derivation")
+    assert {case["scheme"]["key"] for case in found["marks"]} == {"block", "dense"}
+    for case in found["marks"]:
+        seed = bytes.fromhex(case["seed"])
+        scheme = SchemeTerms.from_json(case["scheme"], "vector")
+        drawn = derivation.positions(seed, scheme.blocks, case["carrier_blocks"])
+        mark = Mark(scheme, drawn, seed)
+        count = case["signs_per_group"]
+        assert scheme.bits_per_block == case["bits_per_block"]
+        assert list(drawn) == case["positions"]
+        assert second.positions(seed, scheme.blocks, case["carrier_blocks"]) == case["positions"]
+        assert mark.groups == case["groups"] == len(case["keys"])
+        assert mark.group_bits * mark.group_weights == count
+        bits = bytes.fromhex(case["bits"])
+        assert derivation.bits(seed, scheme.bits) == bits
+        expected = [second.bit(bits, at) for at in range(scheme.bits)]
+        assert mark.bits.astype(int).reshape(-1).tolist() == expected
+        for group, key in enumerate(case["keys"]):
+            key = bytes.fromhex(key)
+            assert derivation.key(seed, group, count) == key
+            assert second.stream(seed, "polo/key/1", group, len(key)) == key
+            signs = [2 * second.bit(key, at) - 1 for at in range(count)]
+            assert mark.signs(group).reshape(-1).tolist() == signs
+    words = found["dropped_words"]
+    seed, blocks = bytes.fromhex(words["seed"]), int(words["carrier_blocks"])
+    wanted = [int(at) for at in words["positions"]]
+    assert list(derivation.positions(seed, len(wanted), blocks)) == wanted
+    assert second.positions(seed, len(wanted), blocks) == wanted
+    first = int.from_bytes(second.stream(seed, "polo/positions/1", 0, 32)[24:], "little")
+    assert wanted[3] != first % blocks, "no word was dropped, so this shows nothing"
+
+
+def test_reading(vector, second):
+    cases = vector("reading")["cases"]
+    assert {case["dtype"] for case in cases} == {"F16", "BF16", "F32", "F64"}
+    seen = set()
+    for case in cases:
+        seed, data = bytes.fromhex(case["seed"]), bytes.fromhex(case["weights"])
+        scheme = SchemeTerms.from_json(case["scheme"], "vector")
+        mark = Mark(scheme, tuple(range(scheme.blocks)), seed)
+        values = dtypes.to_float(data, case["dtype"])
+        units = ednn.fixed_point(values)
+        assert list(map(str, units.tolist())) == case["units"], case["name"]
+        assert second.units(data, case["dtype"]) == units.tolist(), case["name"]
+        sums = [int(total) for group in case["sums"] for total in group]
+        grouped = units.reshape(mark.groups, -1)
+        ours = [ednn.signed_sums(mark.signs(g), grouped[g]) for g in range(mark.groups)]
+        assert np.concatenate(ours).tolist() == sums
+        assert second.signed_sums(seed, case["scheme"], units.tolist()) == sums
+        matching = [bit for group in case["matching"] for bit in group]
+        right = ednn.matches(mark, values.reshape(scheme.blocks, scheme.block))
+        assert right.astype(int).reshape(-1).tolist() == matching
+        assert second.matching(seed, case["scheme"], sums) == matching
+        assert sum(matching) == case["matches"]
+        assert not any(bit for bit, total in zip(matching, sums, strict=True) if total == 0)
+        seen |= {"zero"} if 0 in sums and any(sums) else set()
+        seen |= {"saturated"} if 2**48 in units and -(2**48) in units else set()
+    assert seen == {"zero", "saturated"}
+
+
+def test_detection(vector, second):
+    found = vector("detection")
+    for case in found["tails"]:
+        bits, matches = case["bits"], case["matches"]
+        exact = math.log2(second.tail(bits, matches)) - bits if bits <= 2048 else case["log2_p"]
+        assert exact == pytest.approx(case["log2_p"], abs=1e-6)
+        assert detection.log2_tail(bits, matches) == pytest.approx(case["log2_p"], abs=2e-6)
+    for case in found["passes"]:
+        bits, matches, rules = case["bits"], case["matches"], (case["verify"], case["log2_p"])
+        reading = detection.Reading(bits, matches)
+        assert reading.reaches(case["verify"]) is case["rate"]
+        assert (reading.log2_p <= case["log2_p"]) is case["rare"]
+        assert reading.passes(*rules) is case["passes"]
+        assert second.passes(bits, matches, *rules) is case["passes"]
+    kinds = {(case["rate"], case["rare"]) for case in found["passes"]}
+    assert len(kinds) == 4, "each rule must fail alone somewhere"
+
+
+def test_signature(vector, second):
+    found = vector("signature")
+    private = Ed25519PrivateKey.from_private_bytes(bytes.fromhex(found["private_key"]))
+    issuer = Identity(private)
+    record = Enrolment.from_bytes(found["enrolment"].encode(), "vector")
+    plain = json.loads(found["enrolment"])
+    assert issuer.public_key.hex() == found["public_key"] == plain["issuer"]
+    assert issuer.id == second.fingerprint(found["public_key"]).hex() == found["fingerprint"]
+    assert record.message() == second.message(plain) == found["message"].encode()
+    assert issuer.sign(record.message()).hex() == found["signature"] == plain["signature"]
+    assert second.signed_by(plain, found["public_key"])
+    signing.check(record, record.issuer, VERIFIER, place="vector")
+    terms = Terms.from_bytes(found["terms"].encode(), "vector")
+    assert record.terms == terms
+    assert terms.digest.hex() == second.digest(plain["terms"]).hex() == found["terms_digest"]
+    assert record.digest.hex() == second.digest(plain).hex() == found["enrolment_digest"]
+    for case in found["refused"]:
+        with pytest.raises(SignatureError):
+            signing.check(
+                record.signed(bytes.fromhex(case["signature"])), record.issuer, VERIFIER, place="v"
+            )
+
+
+def test_offline_nonces(vector, second):
+    found = vector("nonces")["offline"]
+    enrolment = Enrolment.from_bytes(found["enrolment"].encode(), "vector")
+    committed = json.loads(found["enrolment"])["nonces"]
+    for document, leaf in zip(found["nonces"], found["leaves"], strict=True):
+        nonce = Nonce.from_bytes(document.encode(), "vector")
+        assert nonces.leaf(nonce).hex() == second.nonce_leaf(json.loads(document)).hex() == leaf
+        nonces.check(nonce, enrolment, (), VERIFIER, place="vector")
+        assert second.offline_nonce_holds(json.loads(document), committed)
+    for case in found["refused"]:
+        nonce = Nonce.from_bytes(case["nonce"].encode(), "vector")
+        refuses(
+            PoloError,
+            case["name"],
+            lambda nonce=nonce: nonces.check(nonce, enrolment, (), VERIFIER, place="vector"),
+        )
+        assert not second.offline_nonce_holds(json.loads(case["nonce"]), committed)
+
+
+def test_a_live_nonce(vector, second):
+    found = vector("nonces")["live"]
+    enrolment = Enrolment.from_bytes(found["enrolment"].encode(), "vector")
+    nonce = Nonce.from_bytes(found["nonce"].encode(), "vector")
+    receipt = Receipt.from_bytes(found["receipt"].encode(), "vector")
+    plain = json.loads(found["receipt"])
+    assert receipt.message() == second.message(plain) == found["message"].encode()
+    assert second.signed_by(plain, enrolment.issuer.hex())
+    assert second.nonce_leaf(json.loads(found["nonce"])).hex() == plain["next_nonce"]
+    assert second.digest(json.loads(found["enrolment"])).hex() == plain["enrolment"]
+    nonces.check(nonce, enrolment, [None, receipt], VERIFIER, place="vector")
+    for case in found["refused"]:
+        other = Receipt.from_bytes(case["receipt"].encode(), "vector")
+        receipts = [None, other]
+        refuses(
+            SignatureError,
+            case["name"],
+            lambda r=receipts: nonces.check(nonce, enrolment, r, VERIFIER, place="vector"),
+        )
+    with pytest.raises(SignatureError):
+        nonces.check(nonce, enrolment, [receipt], VERIFIER, place="vector")
+
+
+def test_noise(vector, second):
+    found = vector("noise")
+    table = sampler.table()
+    packed = struct.pack(f"<{len(table)}Q", *table)
+    assert hashlib.sha256(packed).hexdigest() == found["table"]["sha256"]
+    assert list(table) == second.sampler_table()
+    assert {at: str(table[int(at)]) for at in found["table"]["entries"]} == found["table"][
+        "entries"
+    ]
+    for case in found["table"]["magnitudes"]:
+        assert np.searchsorted(table, int(case["u"]), side="right") == case["magnitude"]
+    secret = {name: bytes.fromhex(v) for name, v in found["secret"].items() if name != "shard"}
+    shard = found["secret"]["shard"]
+    assert obfuscation.secret_of(secret["master"], shard) == secret["secret"]
+    assert second.shard_secret(secret["master"], shard) == secret["secret"]
+    assert obfuscation.secret_commitment(secret["secret"]) == secret["commitment"]
+    assert second.tagged("polo/secret/1", secret["secret"]) == secret["commitment"]
+    assert obfuscation.noise_seed(secret["secret"], secret["nonce"]) == secret["seed"]
+    assert second.tagged("polo/noise/1", secret["secret"], secret["nonce"]) == secret["seed"]
+    for case in found["tensors"]:
+        wanted = list(zip(case["chosen"], case["deviations"], strict=True))
+        assert drawn(secret["seed"], case) == wanted
+        arguments = (case["tensor"], case["elements"], case["fraction"])
+        assert second.noise(secret["seed"], *arguments, table) == wanted
+    long = found["long_tensor"]
+    pairs = drawn(secret["seed"], long)
+    body = b"".join(struct.pack("<Qi", at, value) for at, value in pairs)
+    assert hashlib.sha256(body).hexdigest() == long["sha256"]
+    late = [number for pair in pairs if pair[0] >= 65536 for number in pair]
+    assert late == long["second_piece"] != []
+
+
+def drawn(seed, case):
+    pieces = obfuscation.noise(seed, case["tensor"], case["elements"], case["fraction"])
+    return [
+        (first + int(at), int(value))
+        for first, chosen, deviations in pieces
+        for at, value in zip(chosen, deviations, strict=True)
+    ]
+
+
+def test_noise_on_weights(vector, second):
+    found = vector("noise")
+    for case in found["scales"]:
+        data = bytes.fromhex(case["weights"])
+        mantissa, exponent = case["scale"]["mantissa"], case["scale"]["exponent"]
+        ours = obfuscation.scale_of(dtypes.to_float(data, case["dtype"]), case["sigma"])
+        assert ours == math.ldexp(mantissa, exponent)
+        assert second.scale(data, case["sigma"]) == (mantissa, exponent)
+    seed = bytes.fromhex(found["secret"]["seed"])
+    for case in found["obfuscated"]:
+        before, after = bytes.fromhex(case["before"]), bytes.fromhex(case["after"])
+        values, spared = dtypes.to_float(before, case["dtype"]), np.array(case["spared"])
+        options = {name: case[name] for name in ("tensor", "fraction", "sigma")}
+        noisy = obfuscation.obfuscate(values, seed=seed, spared=spared, **options)
+        assert dtypes.from_float(noisy, case["dtype"]) == after != before
+        changed = np.flatnonzero(dtypes.to_float(after, case["dtype"]) != values)
+        assert not set(changed.tolist()) & set(case["spared"])
+        assert 0 < len(changed) < len(values) - len(spared)
+
+
+def test_chain(vector, second):
+    found = vector("chain")
+    manifest = Manifest.from_bytes(found["manifest"].encode(), "vector")
+    plain = json.loads(found["manifest"])
+    assert manifest.message() == second.message(plain) == found["message"].encode()
+    assert second.signed_by(plain, plain["enrolment"]["identity"])
+    walk = chain.ChainWalk(manifest, VERIFIER)
+    for number in (3, 2, 1):
+        nonce = Nonce.from_bytes(found["nonces"][number - 1].encode(), "vector")
+        query = walk.open(nonce, place="vector")
+        previous = bytes.fromhex(plain["shards"][number - 1]["previous"])
+        seed = second.seed_of(
+            previous,
+            number,
+            nonce.nonce,
+            second.fingerprint(plain["enrolment"]["identity"]),
+            second.digest(plain["enrolment"]["terms"]),
+        )
+        assert query.seed == seed
+        assert query.seed.hex() == found["seeds"][number - 1]
+        walk.skip()
+    for case in found["faults"]:
+        changed = Manifest.from_json(applied(plain, case["changes"]), "vector")
+        wanted = [(fault["check"], fault["shard"]) for fault in case["faults"]]
+        assert [(fault.check, fault.shard) for fault in chain.faults(changed)] == wanted
+    named = {fault["check"] for case in found["faults"] for fault in case["faults"]}
+    assert named == set(chain.RULES)
+
+
+def applied(document, changes):
+    copy = json.loads(json.dumps(document))
+    for change in changes:
+        *way, last = change["at"]
+        target = copy
+        for step in way:
+            target = target[step]
+        target[last] = change["value"]
+    return copy
