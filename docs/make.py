@@ -7,6 +7,7 @@ recordings. `--embed` only writes the blocks again, from the recordings that are
 """
 
 import json
+import os
 import platform
 import re
 import shutil
@@ -15,6 +16,30 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+COMMANDS = (
+    "quickstart",
+    "keygen",
+    "trust",
+    "trust add",
+    "trust list",
+    "trust remove",
+    "enrol",
+    "validate",
+    "verify",
+    "show",
+)
+COMMANDS_HEAD = """# Commands
+
+Made by `make docs` from the commands' own help. Exit codes: 0 accepted or done, 1 rejected or
+refused, 2 could not decide or not understood.
+
+| setting | what it does |
+|---|---|
+| `POLO_TRUST` | folder of the issuers you trust, instead of `~/.config/polo/trust` |
+| `POLO_PASSPHRASE` | passphrase of a private key, instead of being asked |
+| `POLO_DEBUG` | show where an unexpected error happened |
+"""
 
 ROOT = Path(__file__).parents[1]
 RECORDED = ROOT / "docs" / "recorded"
@@ -29,6 +54,7 @@ def main() -> None:
             subprocess.run([sys.executable, str(ROOT / script)], check=True)
         if BENCHMARKS.exists():
             subprocess.run([sys.executable, "-m", "benchmarks.report"], check=True, cwd=ROOT)
+    (ROOT / "docs" / "commands.md").write_text(commands(), encoding="utf-8")
     for path, name, block in blocks():
         path.write_text(embedded(path.read_text(encoding="utf-8"), name, block), encoding="utf-8")
 
@@ -49,6 +75,16 @@ def record() -> None:
     figures["machine"] = {"python": platform.python_version(), "system": platform.system()}
     text = json.dumps(figures, indent=1, ensure_ascii=False)
     (RECORDED / "quickstart.json").write_text(text + "\n", encoding="utf-8")
+
+
+def commands() -> str:
+    """Every command's help, as `docs/commands.md` shows it."""
+    polo = Path(sys.executable).with_name("polo")
+    parts = [COMMANDS_HEAD]
+    for name in ("", *COMMANDS):
+        shown = _run([str(polo), *name.split(), "--help"], str(ROOT))
+        parts.append(f"## polo {name}".rstrip() + f"\n\n```\n{shown.rstrip()}\n```\n")
+    return "\n".join(parts)
 
 
 def blocks() -> list[tuple[Path, str, str]]:
@@ -94,7 +130,13 @@ def _measured_forgery() -> list[str]:
 
 def _run(command: list[str], folder: str) -> str:
     done = subprocess.run(
-        command, cwd=folder, check=True, capture_output=True, text=True, encoding="utf-8"
+        command,
+        cwd=folder,
+        check=True,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        env={**os.environ, "COLUMNS": "80", "NO_COLOR": "1"},
     )
     return done.stdout
 

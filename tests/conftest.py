@@ -208,4 +208,22 @@ def in_child() -> Callable[..., subprocess.CompletedProcess[str]]:
         assert done.returncode == 0, done.stderr
         return done
 
+    run.prelude = prelude
     return run
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Tests in `gpu` are collected only where there is one, so that they never count as skipped."""
+    if collection_path.name != "gpu":
+        return None
+    import torch
+
+    return None if torch.cuda.is_available() else True
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """A skipped test fails the run where CI is set: there everything must be installed."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if os.environ.get("CI") and exitstatus == 0 and reporter and reporter.stats.get("skipped"):
+        reporter.write_line("tests were skipped, which CI does not accept", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from vectors.kit import ISSUER_SEED, PROVER_SEED, Json, fixed, key_of, small_layout, small_terms
 
+from polo.keys import Ed25519Verifier
 from polo.protocol import canonical, chain, nonces, signing
 from polo.protocol.records import (
     Enrolment,
@@ -276,8 +277,6 @@ def chain_json() -> Json:
 
 
 def _seed(manifest: Manifest, nonce: Nonce) -> bytes:
-    from polo.keys import Ed25519Verifier
-
     walk = chain.ChainWalk(manifest, Ed25519Verifier())
     while walk.shard != nonce.shard:
         walk.skip()

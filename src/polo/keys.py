@@ -18,6 +18,10 @@ from polo.errors import SignatureError, StoreError
 from polo.protocol.records import identity_of
 
 _MAX_KEY_FILE = 16 * 1024
+_PRIME = 2**255 - 19
+# y coordinates of the eight points whose order divides the cofactor; two of them share each sign.
+_ORDER_8 = 0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826
+_SMALL_ORDER = {0, 1, _PRIME - 1, _ORDER_8, _PRIME - _ORDER_8}
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 
 
@@ -85,15 +89,26 @@ class Identity:
 
 
 class Ed25519Verifier:
-    """Checks Ed25519 signatures."""
+    """Checks Ed25519 signatures; keys that verify more than one message's are refused."""
 
     def verify(self, public_key: bytes, message: bytes, signature: bytes) -> bool:
         """Whether the signature is this key's over this message."""
+        if is_weak(public_key):
+            return False
         try:
             Ed25519PublicKey.from_public_bytes(public_key).verify(signature, message)
         except (InvalidSignature, ValueError):
             return False
         return True
+
+
+def is_weak(public_key: bytes) -> bool:
+    """Whether a key is of small order, or not in canonical form.
+
+    Under a key of small order one signature holds for any message.
+    """
+    y = int.from_bytes(public_key, "little") % 2**255
+    return y >= _PRIME or y in _SMALL_ORDER
 
 
 def save_public(public_key: bytes, path: Path | str) -> None:
@@ -117,6 +132,8 @@ def load_public(path: Path | str) -> bytes:
         raise SignatureError("not a readable public key", place=str(path)) from error
     if not isinstance(public, Ed25519PublicKey):
         raise SignatureError("not an Ed25519 key", place=str(path))
+    if is_weak(public.public_bytes_raw()):
+        raise SignatureError("a key of small order, which anybody can sign for", place=str(path))
     return public.public_bytes_raw()
 
 

@@ -200,14 +200,13 @@ def before_and_after(
     torch.manual_seed(0)
     model = odd.build_model()
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.05)
-    enrolment = enrol(
-        task=odd, strength=0.2, budget=0.0, noise=(0.1, 0.1), noise_fraction=0.5, embed=0.0
-    )
+    enrolment = enrol(task=odd, strength=1.0, budget=0.0, noise=(0.1, 0.1), noise_fraction=0.5)
     prover = polo.Prover(enrolment, key=alice, store=tmp_path / "proof")
     root = polo.weights.commit(checkpoint_of(model)).root
     with prover.attach(model, optimizer):
         task.train_epoch(model, optimizer)
         before = {name: value.clone() for name, value in model.state_dict().items()}
+        # So strong a mark needs no finishing step: what changes now is noise.
         assert prover.end_epoch().sealed
     after = model.state_dict()
     terms = enrolment.record.terms
@@ -296,15 +295,15 @@ def test_every_secret_is_committed_to_one_record_earlier(
         assert commitment == obfuscation.secret_commitment(obfuscation.secret_of(master, shard))
 
 
-@pytest.mark.parametrize(
-    "noise", [{"noise": (0.0, 0.0)}, {"noise_fraction": 0.0}, {"noise_fraction": 0.003}]
-)
+@pytest.mark.parametrize("noise", [{"noise": (0.0, 0.0)}, {"noise_fraction": 0.0}])
 def test_no_noise_means_no_change(
     task: Any, enrol: Enrol, alice: polo.Identity, tmp_path: Path, noise: dict[str, Any]
 ) -> None:
     model = task.build_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    prover = polo.Prover(enrol(embed=0.0, **noise), key=alice, store=tmp_path / "proof")
+    prover = polo.Prover(
+        enrol(strength=1.0, budget=0.0, **noise), key=alice, store=tmp_path / "proof"
+    )
     with prover.attach(model, optimizer):
         task.train_epoch(model, optimizer)
         before = polo.weights.commit(checkpoint_of(model)).root

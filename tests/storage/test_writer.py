@@ -302,7 +302,7 @@ def test_notes_beside_a_proof_are_not_removed_either(
     assert "notes.txt" in {check.place for check in verdict.checks}
 
 
-class Dying(Exception):
+class DyingError(Exception):
     pass
 
 
@@ -330,7 +330,7 @@ def test_a_crash_at_any_write_leaves_a_proof_that_resumes(
         def replace(self: Path, target: Any) -> Any:
             nonlocal left
             if not left:
-                raise Dying
+                raise DyingError
             left -= 1
             return real(self, target)
 
@@ -338,7 +338,7 @@ def test_a_crash_at_any_write_leaves_a_proof_that_resumes(
         monkeypatch.setattr(Path, "replace", replace)
         try:
             prover.end_epoch()
-        except Dying:
+        except DyingError:
             crashes += 1
         monkeypatch.setattr(Path, "replace", real)
         prover.close()

@@ -21,7 +21,7 @@ class Fault:
     """Something wrong with the manifest.
 
     Attributes:
-        check: Which rule: `order`, `links`, `duplicates`, `limits`, `noise`.
+        check: Which of `RULES`, or `files`.
         shard: The shard it concerns; 0 for the proof as a whole.
         detail: What was expected and what was found.
     """
@@ -31,7 +31,7 @@ class Fault:
     detail: str
 
 
-RULES = ("order", "links", "duplicates", "limits", "noise")
+RULES = ("order", "links", "duplicates", "limits", "noise", "receipts")
 """The rules of `faults`, each with zero or more faults."""
 
 
@@ -57,10 +57,36 @@ def faults(manifest: Manifest) -> Iterator[Fault]:
             yield Fault(
                 "limits", number, f"{shard.steps} steps; the terms ask {terms.shards.fewest_steps}"
             )
+        reading = Reading(terms.scheme.bits, min(shard.matches, terms.scheme.bits))
+        if shard.matches > terms.scheme.bits or not reading.reaches(terms.thresholds.embed):
+            yield Fault("limits", number, f"it was sealed with {shard.matches} bits, it says")
+        if shard.receipt and manifest.enrolment.nonces.kind == "offline":
+            yield Fault("receipts", number, "a receipt, where the enrolment is offline")
         if not terms.noise.least <= shard.noise.sigma <= terms.noise.most:
             yield Fault("noise", number, "its declared noise is outside the terms' bounds")
         seen.setdefault(shard.root, number)
         previous = shard.root
+
+
+def misplaced(manifest: Manifest) -> Iterator[Fault]:
+    """Listed files that have no meaning in this proof, and could pass for ones that do."""
+    paths = [file.path for file in manifest.files]
+    if paths != sorted(set(paths)):
+        yield Fault("files", 0, "paths are not sorted, or appear twice")
+    if "layout.json" not in paths:
+        yield Fault("files", 0, "layout.json is not listed")
+    asked = {item.level for item in manifest.terms.evidence}
+    whole = {path for path in paths if path.startswith("checkpoints/") and ".delta" not in path}
+    for path in paths:
+        folder, _, name = path.rpartition("/")
+        number = int(name[:6]) if folder else 0
+        first = 0 if folder == "checkpoints" else 1
+        if folder and not first <= number <= len(manifest.shards):
+            yield Fault("files", 0, f"{path} belongs to no shard")
+        if folder.startswith("evidence/") and folder.partition("/")[2] not in asked:
+            yield Fault("files", 0, f"{path} belongs to no level that the terms ask for")
+        if ".delta" in path and path.replace(".delta", "") in whole:
+            yield Fault("files", 0, f"{path} stands beside the whole checkpoint")
 
 
 @dataclass(frozen=True)
@@ -112,9 +138,10 @@ class ChainWalk:
             raise SignatureError(f"a nonce of shard {nonce.shard}", place=place)
         enrolment = self._manifest.enrolment
         receipts = nonces.receipts_of(self._manifest)
-        nonces.check(nonce, enrolment, receipts, self._verifier, place=place)
+        previous = self._manifest.root_before(self._at)
+        nonces.check(nonce, enrolment, receipts, self._verifier, previous=previous, place=place)
         seed = derivation.seed(
-            root=self._manifest.root_before(self._at),
+            root=previous,
             shard=self._at,
             nonce=nonce.nonce,
             identity=identity_of(enrolment.identity),

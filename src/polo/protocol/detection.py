@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 
 MILLION = 1_000_000
+_DOUBT = 1e-6
 
 
 def log2_tail(bits: int, matches: int) -> float:
@@ -66,4 +67,16 @@ class Reading:
 
     def passes(self, eta: int, log2_p: int) -> bool:
         """Whether both rules hold: the rate, and the chance of it by luck."""
-        return self.reaches(eta) and self.log2_p <= log2_p
+        return self.reaches(eta) and self.rarer_than(log2_p)
+
+    def rarer_than(self, log2_p: int) -> bool:
+        """Whether luck reaches this reading with a chance of at most 2^log2_p, decided exactly."""
+        found = self.log2_p
+        if abs(found - log2_p) > _DOUBT:
+            return found < log2_p
+        # So close that rounding could decide: count the cases in integers.
+        cases = case = math.comb(self.bits, self.matches)
+        for k in range(self.matches, self.bits):
+            case = case * (self.bits - k) // (k + 1)
+            cases += case
+        return cases <= 1 << (self.bits + log2_p)

@@ -242,5 +242,8 @@ class Record:
         return cls.from_json(canonical.parse(data, place=place), place)
 
     def to_bytes(self) -> bytes:
-        """The record as a canonical document."""
-        return canonical.encode(self.to_json())
+        """The record as a canonical document, refused if nobody could read it back."""
+        data = canonical.encode(self.to_json())
+        if len(data) > canonical.MAX_DOCUMENT_BYTES:
+            raise LimitError(f"a {self.FORMAT} document of {len(data)} bytes")
+        return data

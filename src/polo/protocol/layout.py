@@ -104,6 +104,8 @@ class Layout(Record):
                 raise FormatError(f"the tie {tie.alias[:80]!r} leads nowhere", place=place)
         if not self.tensors:
             raise FormatError("there is no tensor", place=place)
+        if "__metadata__" in self.index:
+            raise FormatError("safetensors keeps the name __metadata__ for itself", place=place)
         if self.size > MAX_BYTES:
             raise LimitError(f"{self.size} bytes of weights; at most {MAX_BYTES}", place=place)
 

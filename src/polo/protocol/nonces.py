@@ -42,6 +42,7 @@ def check(
     receipts: Sequence[Receipt | None],
     verifier: signing.SignatureVerifier,
     *,
+    previous: bytes = b"",
     place: str,
 ) -> None:
     """Refuse a nonce that the issuer did not commit to.
@@ -51,12 +52,13 @@ def check(
         enrolment: The enrolment whose issuer answers for it.
         receipts: Receipts of shards 0, 1, …; consulted for live nonces only.
         verifier: Checks the receipts' signatures.
+        previous: Root of the checkpoint that the shard starts from, which a live nonce answers.
         place: What to name in errors.
     """
     if enrolment.nonces.kind == "offline":
         _check_offline(nonce, enrolment.nonces, place)
     else:
-        _check_live(nonce, enrolment, receipts, verifier, place)
+        _check_live(nonce, enrolment, receipts, verifier, previous, place)
 
 
 def receipts_of(manifest: Manifest) -> list[Receipt | None]:
@@ -79,6 +81,7 @@ def _check_live(
     enrolment: Enrolment,
     receipts: Sequence[Receipt | None],
     verifier: signing.SignatureVerifier,
+    previous: bytes,
     place: str,
 ) -> None:
     receipt = receipts[nonce.shard - 1] if nonce.shard <= len(receipts) else None
@@ -87,5 +90,7 @@ def _check_live(
     signing.check(receipt, enrolment.issuer, verifier, place=place)
     if receipt.enrolment != enrolment.digest or receipt.shard != nonce.shard - 1:
         raise SignatureError("the receipt belongs to another shard or enrolment", place=place)
+    if receipt.root != previous:
+        raise SignatureError("the receipt is for other weights than the chain's", place=place)
     if nonce.path or receipt.next_nonce != leaf(nonce):
         raise SignatureError("this nonce is not the one in the receipt", place=place)

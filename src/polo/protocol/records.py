@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from polo.errors import TermsError
 from polo.protocol import canonical
-from polo.protocol.detection import MILLION
+from polo.protocol.detection import MILLION, Reading
 from polo.protocol.digest import tagged
 from polo.protocol.fields import (
     Boolean,
@@ -32,9 +32,12 @@ from polo.protocol.fields import (
 )
 from polo.protocol.layout import MAX_BYTES, MAX_TENSORS
 
-MAX_SHARDS = 100_000
+MAX_SHARDS = 10_000
 MAX_BITS = 2**17
 MAX_DENSE_WEIGHTS = 2**14
+LEAST_FRACTION = -(-MILLION // 256)
+"""Fewest millionths of weights that noise can touch: one byte decides about each weight."""
+
 LEVELS = ("chain", "receipts", "uniqueness", "progress", "replay")
 
 _HASH = Bytes(32)
@@ -231,11 +234,21 @@ class Terms(Record):
             raise TermsError("evidence levels: chain first, each once, in order", place=place)
         if (self.start.kind == "parent") != (self.start.parent is not None):
             raise TermsError("a parent start names its root, the others none", place=place)
-        if self.scheme.bits + self.thresholds.log2_p < 0:
+        sealed = Reading(self.scheme.bits, -(-self.thresholds.embed * self.scheme.bits // MILLION))
+        if not sealed.passes(self.thresholds.verify, self.thresholds.log2_p):
             raise TermsError(
-                f"{self.scheme.bits} bits can never reach log2 p = {self.thresholds.log2_p}",
+                f"a shard sealed with {sealed.matches} of {sealed.bits} bits would not verify "
+                f"(log2 p = {sealed.log2_p:.1f})",
                 place=place,
             )
+        if 0 < self.noise.fraction < LEAST_FRACTION:
+            raise TermsError(
+                f"noise on {self.noise.fraction} millionths of the weights touches none; ask for "
+                f"none, or for at least {LEAST_FRACTION}",
+                place=place,
+            )
+        if self.evidence[0].settings:
+            raise TermsError("level chain has no settings", place=place)
 
     @functools.cached_property
     def digest(self) -> bytes:
@@ -286,6 +299,15 @@ class Enrolment(SignedRecord):
     issued: int = of(_TIME)
     issuer: bytes = of(_KEY)
     signature: bytes = of(_SIGNATURE, default=_UNSIGNED)
+
+    @classmethod
+    def from_json(cls, value: Any, place: str) -> Self:
+        """See `Record`; the nonces must be as many as the terms allow shards."""
+        enrolment = super().from_json(value, place)
+        wanted = enrolment.terms.shards.most if enrolment.nonces.kind == "offline" else 0
+        if enrolment.nonces.count != wanted:
+            raise TermsError(f"{enrolment.nonces.count} nonces instead of {wanted}", place=place)
+        return enrolment
 
     @functools.cached_property
     def digest(self) -> bytes:

@@ -8,7 +8,7 @@ Specification: docs/protocol.md, section 11.
 """
 
 import functools
-from decimal import Context, Decimal
+from decimal import ROUND_HALF_EVEN, Context, Decimal
 
 STEPS = 64
 """Steps per standard deviation: a sample of 64 is a deviation of one σ."""
@@ -22,7 +22,7 @@ def table() -> tuple[int, ...]:
 
     A uniform 63-bit integer u gives the magnitude: the number of thresholds at or below u.
     """
-    context = Context(prec=60)
+    context = Context(prec=60, rounding=ROUND_HALF_EVEN)
     variance = Decimal(2 * STEPS * STEPS)
     weights = [context.exp(context.divide(Decimal(-k * k), variance)) for k in range(_REACH)]
     # Magnitude 0 is drawn with either sign, so it weighs half as much as the others here.

@@ -4,6 +4,7 @@ import tempfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from polo.errors import FormatError
 from polo.protocol.layout import Layout
 from polo.protocol.records import Manifest
 from polo.storage import delta
@@ -42,6 +43,7 @@ def checkpoints(
     listed = {file.path for file in manifest.files}
     with tempfile.TemporaryDirectory(prefix="polo-") as temporary:
         newer: FileCheckpoint | None = None
+        newest = True
         try:
             for number in stored(manifest):
                 whole = checkpoint_path(number)
@@ -49,6 +51,8 @@ def checkpoints(
                 opened = None
                 if whole in listed and whole not in damaged:
                     opened = folder.checkpoint(number, layout)
+                elif whole not in listed and packed not in damaged and newest:
+                    raise FormatError("there is no newer checkpoint it leads from", place=packed)
                 elif whole not in listed and packed not in damaged and newer:
                     unpacked = Path(temporary) / "unpacked.safetensors"
                     with unpacked.open("wb") as file:
@@ -57,7 +61,7 @@ def checkpoints(
                     unpacked.unlink()  # It lives on until it is closed.
                 if newer:
                     newer.close()
-                newer = opened
+                newer, newest = opened, False
                 if opened:
                     yield number, opened
         finally:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from polo._version import __version__
-from polo.errors import PoloError, StoreError
+from polo.errors import FormatError, MissingError, PoloError, StoreError
 from polo.keys import Ed25519Verifier, Trust, TrustStore, trusted_keys
 from polo.protocol import chain, signing
 from polo.protocol.carrier import Carrier
@@ -26,6 +26,7 @@ from polo.verifier.policy import Policy
 from polo.verifier.verdict import Check, Status, Verdict, counted
 from polo.watermark.mark import carrier_of, derive
 from polo.watermark.reading import OpenedCheckpoint, read, values_of
+from polo.watermark.schemes import SCHEMES
 from polo.weights.checkpoint import Checkpoint
 from polo.weights.files import FileCheckpoint
 from polo.weights.hashing import commit
@@ -173,10 +174,9 @@ class _Run:
 
     def _files(self, folder: ProofFolder, manifest: Manifest) -> Iterator[Check]:
         wrong = False
-        paths = [file.path for file in manifest.files]
-        if paths != sorted(set(paths)):
-            yield Check("files", Status.FAILED, "paths are not sorted or appear twice")
-            return
+        for fault in chain.misplaced(manifest):
+            wrong = True
+            yield Check("files", Status.FAILED, fault.detail, place=MANIFEST_FILE)
         try:
             for name in folder.strangers(manifest):
                 wrong = True
@@ -212,13 +212,14 @@ class _Run:
             return
         if not wrong:
             total = sum(file.size for file in manifest.files)
-            figures = {"files": len(paths), "bytes": total}
-            yield Check("files", Status.PASSED, f"{len(paths)} files as signed", figures=figures)
+            figures = {"files": len(manifest.files), "bytes": total}
+            detail = f"{counted(len(manifest.files), 'file')} as signed"
+            yield Check("files", Status.PASSED, detail, figures=figures)
 
     def _layout(self, folder: ProofFolder, manifest: Manifest) -> Layout:
         layout = folder.layout()
         if layout.digest != manifest.terms.layout:
-            raise StoreError("it is not the layout that the terms name", place=LAYOUT_FILE)
+            raise FormatError("it is not the layout that the terms name", place=LAYOUT_FILE)
         return layout
 
     def _structure(self, manifest: Manifest) -> Iterator[Check]:
@@ -234,6 +235,11 @@ class _Run:
         self, folder: ProofFolder, manifest: Manifest, carrier: Carrier, damaged: set[str]
     ) -> Iterator[Check]:
         """Every mark, newest to oldest, each from its opening or its checkpoint."""
+        scheme = manifest.terms.scheme.name
+        if scheme not in SCHEMES:
+            detail = f"the scheme {scheme!r} is unknown; this release reads {', '.join(SCHEMES)}"
+            yield Check("mark", Status.UNDECIDED, detail)
+            return
         listed = {file.path for file in manifest.files} - damaged
         walk = chain.ChainWalk(manifest, self._signatures)
         while (shard := walk.shard) is not None:
@@ -258,7 +264,12 @@ class _Run:
                 yield _problem("nonce", error, shard=shard)
                 continue
             yield Check("nonce", Status.PASSED, "the issuer committed to it", shard=shard)
-            yield self._mark(folder, walk, query, carrier, listed)
+            check = self._mark(folder, walk, query, carrier, listed)
+            yield check
+            claimed, found = manifest.shards[shard - 1].matches, check.figures.get("matches")
+            if found not in (None, claimed):
+                detail = f"the prover says {claimed} bits read right, {found} do"
+                yield Check("claim", Status.FAILED, detail, shard=shard)
 
     def _mark(
         self,
@@ -328,22 +339,27 @@ class _Run:
         bench = accuracy.Bench(manifest, layout, self._task, self._policy)
         yield from bench.problems()
         to_test = set(self._policy.shards_to_test([x for x in stored if x]))
-        if bench.ready and (not stored or stored[0] != len(manifest.shards)):
-            yield Check("accuracy", Status.UNDECIDED, "the last checkpoint is not in the proof")
+        seen: set[int] = set()
         try:
             kept = history.checkpoints(folder, manifest, layout, damaged=damaged)
             for done, (number, checkpoint) in enumerate(kept):
                 self._tell("testing weights", done, len(stored))
+                seen.add(number)
                 yield self._root(manifest, number, checkpoint)
                 if bench.ready and number in to_test:
                     yield from bench.test(number, checkpoint)
                 if model and number == len(manifest.shards):
                     yield delivered.compare(model, checkpoint)
         except PoloError as error:
-            status = Status.UNDECIDED if isinstance(error, StoreError) else Status.FAILED
-            yield _problem("root", error, status)
-        if model and len(manifest.shards) not in stored:
-            yield Check("delivered", Status.UNDECIDED, "the last checkpoint is not in the proof")
+            yield _problem("root", error)
+        for number in stored:
+            if number not in seen:
+                detail = "the stored weights could not be read, so they were not checked"
+                yield Check("root", Status.UNDECIDED, detail, shard=number)
+        if len(manifest.shards) not in seen:
+            for name in ("root", "delivered") if model else ("root",):
+                detail = "the last checkpoint is not here, so there is no model to speak of"
+                yield Check(name, Status.UNDECIDED, detail, shard=len(manifest.shards))
 
     def _root(self, manifest: Manifest, number: int, checkpoint: FileCheckpoint) -> Check:
         try:
@@ -356,7 +372,6 @@ class _Run:
             Status.PASSED if same else Status.FAILED,
             f"root {root.hex()[:16]}…" if same else "the weights are not those of the chain",
             shard=number,
-            place=checkpoint_path(number),
         )
 
     def _remarks(self, manifest: Manifest) -> Iterator[Check]:
@@ -390,6 +405,15 @@ class _Run:
                 f"{manifest.outside} optimizer steps after the last shard are outside the proof"
             )
             yield Check("closing", Status.NOTE, detail)
+        for name in ("base", "data"):
+            if getattr(terms, name) is not None:
+                yield Check(
+                    "evidence",
+                    Status.UNDECIDED,
+                    f"the terms bind {name}, which this release cannot check",
+                )
+        if manifest.transfer is not None:
+            yield Check("evidence", Status.UNDECIDED, "this release cannot check a transfer")
         for level in self.levels[1:]:
             yield Check(
                 "evidence",
@@ -400,9 +424,11 @@ class _Run:
             )
 
 
-def _problem(
-    name: str, error: PoloError, status: Status = Status.FAILED, *, shard: int = 0
-) -> Check:
+def _problem(name: str, error: PoloError, status: Status | None = None, *, shard: int = 0) -> Check:
+    """An error as a check: what is not here or not installed decides nothing."""
+    if status is None:
+        absent = isinstance(error, (MissingError, StoreError))
+        status = Status.UNDECIDED if absent else Status.FAILED
     return Check(name, status, error.message, shard=shard, place=error.place, advice=error.advice)
 
 

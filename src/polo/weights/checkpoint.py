@@ -5,6 +5,7 @@ use. Here is the one for weights in memory (a module's state dict, on any device
 `polo.weights.files` has the one for files.
 """
 
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,6 +17,9 @@ from polo.weights import dtypes
 
 if TYPE_CHECKING:
     import torch
+
+if sys.byteorder != "little":
+    raise ImportError("PoLO reads the memory of tensors, which must be little-endian")
 
 _WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 

@@ -76,6 +76,8 @@ def _hash_piece(checkpoint: Checkpoint, tensor: int, start: int, stop: int) -> l
             place=spec.name,
             advice="Training has diverged: lower the learning rate or the mark's strength.",
         )
+    if spec.dtype == "BOOL" and max(data) > 1:
+        raise WeightsError("a truth value is neither 0 nor 1", place=spec.name)
     sha256, header = hashlib.sha256, commitment.LEAF_HEADER.pack
     leaves = []
     for at in range(0, stop - start, CHUNK_BYTES):
