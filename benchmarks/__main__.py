@@ -12,7 +12,7 @@ from benchmarks import machine
 from benchmarks.figures import Benchmark
 from benchmarks.table import table
 
-NAMES = ("root", "mark", "hook", "cli", "quickstart", "deltas", "noise", "cost")
+NAMES = ("root", "mark", "hook", "cli", "quickstart", "deltas", "noise", "terms", "cost")
 RESULTS = Path(__file__).parent / "results"
 
 

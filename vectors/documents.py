@@ -23,6 +23,20 @@ from polo.protocol.records import (
 )
 
 _EDWARDS_ORDER = 2**252 + 27742317777372353535851937790883648493
+_EDWARDS_PRIME = 2**255 - 19
+_ORDER_EIGHT = 0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826
+
+_WEAK = {
+    "order 1": 1,
+    "order 2": _EDWARDS_PRIME - 1,
+    "order 4": 0,
+    "order 8": _ORDER_EIGHT,
+    "order 8, the other": _EDWARDS_PRIME - _ORDER_EIGHT,
+    "order 4, not canonical": _EDWARDS_PRIME,
+    "order 1, not canonical": _EDWARDS_PRIME + 1,
+    "the largest, not canonical": 2**255 - 1,
+}
+"""Lower 255 bits of public keys to refuse, with either top bit."""
 
 _VALID = {
     "empty object": "{}",
@@ -106,6 +120,13 @@ def signature_json() -> Json:
     return {
         "private_key": fixed(ISSUER_SEED, 32).hex(),
         "public_key": record.issuer.hex(),
+        "weak_keys": [
+            {"name": name, "public_key": (y + (top << 255)).to_bytes(32, "little").hex()}
+            for name, y in _WEAK.items()
+            for top in (0, 1)
+        ],
+        # Under the key of order 1 this holds for every message: R is that point too, and S is 0.
+        "weak_signature": (b"\x01" + bytes(63)).hex(),
         "fingerprint": identity_of(record.issuer).hex(),
         "terms": terms.to_bytes().decode(),
         "terms_digest": terms.digest.hex(),
@@ -159,29 +180,22 @@ def _live() -> Json:
     nonce = Nonce(
         2, fixed("polo vectors: live nonce", 32), fixed("polo vectors: live salt", 32), ()
     )
-    receipt = Receipt(
-        enrolment=enrolment.digest,
-        shard=1,
-        root=fixed("polo vectors: live root", 32),
-        time=1_700_000_100,
-        origin="log.example",
-        index=41,
-        next_nonce=nonces.leaf(nonce),
-    )
+    receipt = _receipt(enrolment, nonce)
     issuer, stranger = key_of(ISSUER_SEED), key_of(PROVER_SEED)
-    signed = signing.sign(receipt, issuer)
     refused = {
         "of another shard": signing.sign(replace(receipt, shard=2), issuer),
         "of another enrolment": signing.sign(replace(receipt, enrolment=bytes(32)), issuer),
+        "for other weights": signing.sign(replace(receipt, root=bytes(32)), issuer),
         "with another nonce": signing.sign(replace(receipt, next_nonce=bytes(32)), issuer),
         "signed by another key": signing.sign(receipt, stranger),
-        "changed after signing": replace(signed, time=receipt.time + 1),
+        "changed after signing": replace(receipt, time=receipt.time + 1),
     }
     return {
         "enrolment": enrolment.to_bytes().decode(),
+        "previous": receipt.root.hex(),
         "nonce": nonce.to_bytes().decode(),
-        "receipt": signed.to_bytes().decode(),
-        "message": signed.message().decode(),
+        "receipt": receipt.to_bytes().decode(),
+        "message": receipt.message().decode(),
         "refused": [
             {"name": name, "receipt": receipt.to_bytes().decode()}
             for name, receipt in refused.items()
@@ -223,12 +237,13 @@ def _manifest(commitment: NonceTerms) -> Manifest:
 
 
 def chain_json() -> Json:
-    """A manifest of three shards, the seeds of its marks, and changes with their faults."""
+    """A manifest of three shards, the seeds of its marks, and changes with what comes of them."""
     commitment, drawn = _drawn("polo vectors: chain nonces", 5)
     manifest = _manifest(commitment)
     document = manifest.to_json()
     root = document["shards"][0]["root"]
     start = document["start"]["root"]
+    receipt = _receipt(manifest.enrolment, drawn[2]).to_json()
     changed: dict[str, list[Json]] = {
         "nothing": [],
         "a number out of place": [{"at": ["shards", 1, "shard"], "value": 3}],
@@ -244,12 +259,18 @@ def chain_json() -> Json:
         "all just within the terms": [
             {"at": ["shards", 0, "steps"], "value": 2},
             {"at": ["shards", 0, "noise", "sigma"], "value": 10_000},
-            {"at": ["enrolment", "terms", "shards", "most"], "value": 3},
+            *_most(3),
         ],
         "no shard": [{"at": ["shards"], "value": []}],
-        "more shards than the terms allow": [
-            {"at": ["enrolment", "terms", "shards", "most"], "value": 2}
+        "more shards than the terms allow": _most(2),
+        "fewer matches than it takes to seal": [{"at": ["shards", 1, "matches"], "value": 63}],
+        "more matches than there are bits": [{"at": ["shards", 1, "matches"], "value": 65}],
+        "61 matches of 64 at a rate of 0.95, and 60": [
+            {"at": ["enrolment", "terms", "thresholds", "embed"], "value": 950_000},
+            {"at": ["shards", 0, "matches"], "value": 61},
+            {"at": ["shards", 1, "matches"], "value": 60},
         ],
+        "a receipt with offline nonces": [{"at": ["shards", 1, "receipt"], "value": receipt}],
         "two faults at once": [
             {"at": ["shards", 0, "steps"], "value": 0},
             {"at": ["shards", 2, "previous"], "value": start},
@@ -273,7 +294,155 @@ def chain_json() -> Json:
             }
             for name, changes in changed.items()
         ],
+        "listings": _listings(document),
+        "refused": [
+            {
+                "name": "fewer nonces than shards allowed",
+                "changes": [{"at": ["enrolment", "nonces", "count"], "value": 4}],
+            },
+            {
+                "name": "more nonces than shards allowed",
+                "changes": [{"at": ["enrolment", "terms", "shards", "most"], "value": 4}],
+            },
+            {
+                "name": "live nonces with a count",
+                "changes": [{"at": ["enrolment", "nonces", "kind"], "value": "live"}],
+            },
+            {
+                "name": "terms that refuse themselves",
+                "changes": [{"at": ["enrolment", "terms", "noise", "fraction"], "value": 3_906}],
+            },
+        ],
     }
+
+
+def _most(shards: int) -> list[Json]:
+    """Changes that allow so many shards, and commit to as many nonces."""
+    return [
+        {"at": ["enrolment", "terms", "shards", "most"], "value": shards},
+        {"at": ["enrolment", "nonces", "count"], "value": shards},
+    ]
+
+
+def _receipt(enrolment: Enrolment, nonce: Nonce) -> Receipt:
+    receipt = Receipt(
+        enrolment=enrolment.digest,
+        shard=nonce.shard - 1,
+        root=fixed(f"polo vectors: root {nonce.shard - 1}", 32),
+        time=1_700_000_100,
+        origin="log.example",
+        index=41,
+        next_nonce=nonces.leaf(nonce),
+    )
+    return signing.sign(receipt, key_of(ISSUER_SEED))
+
+
+_LISTINGS: dict[str, tuple[list[str], bool]] = {
+    "no more than the layout": (["layout.json"], True),
+    "all that three shards can have": (
+        [
+            "checkpoints/000000.delta.safetensors", "checkpoints/000002.delta.safetensors",
+            "checkpoints/000003.safetensors", "evidence/replay/000001.json",
+            "evidence/replay/000003.safetensors", "layout.json", "nonces/000001.json",
+            "nonces/000003.json", "openings/000001.safetensors", "openings/000003.safetensors",
+        ],
+        True,
+    ),
+    "nothing": ([], False),
+    "no layout": (["nonces/000001.json"], False),
+    "out of order": (["nonces/000001.json", "layout.json"], False),
+    "a path twice": (["layout.json", "layout.json"], False),
+    "a checkpoint of shard 4": (["checkpoints/000004.safetensors", "layout.json"], False),
+    "a delta of shard 4": (["checkpoints/000004.delta.safetensors", "layout.json"], False),
+    "a nonce of shard 0": (["layout.json", "nonces/000000.json"], False),
+    "a nonce of shard 4": (["layout.json", "nonces/000004.json"], False),
+    "an opening of shard 0": (["layout.json", "openings/000000.safetensors"], False),
+    "an opening of shard 4": (["layout.json", "openings/000004.safetensors"], False),
+    "evidence of shard 0": (["evidence/replay/000000.json", "layout.json"], False),
+    "evidence of shard 4": (["evidence/replay/000004.json", "layout.json"], False),
+    "evidence of a level not asked for": (["evidence/progress/000001.json", "layout.json"], False),
+    "evidence of no level": (["evidence/faith/000001.json", "layout.json"], False),
+    "a delta beside the whole": (
+        ["checkpoints/000003.delta.safetensors", "checkpoints/000003.safetensors", "layout.json"],
+        False,
+    ),
+}  # fmt: skip
+"""Paths that a manifest of three shards lists, and whether it may; the terms ask for replay."""
+
+
+def _listings(document: Json) -> list[Json]:
+    levels: list[Json] = [{"level": level, "settings": {}} for level in ("chain", "replay")]
+    found = []
+    for name, (paths, holds) in _LISTINGS.items():
+        files = [{"path": path, "size": 0, "sha256": "00" * 32} for path in paths]
+        changes = [
+            {"at": ["enrolment", "terms", "evidence"], "value": levels},
+            {"at": ["files"], "value": files},
+        ]
+        manifest = Manifest.from_json(apply(document, changes), "vector")
+        if holds is any(chain.misplaced(manifest)):
+            raise ValueError(f"the library finds otherwise: {name}")
+        found.append({"name": name, "changes": changes, "holds": holds})
+    return found
+
+
+_FITTING: dict[str, Json] = {
+    "nothing changed": {},
+    "64 bits at 2^-64": {"thresholds.embed": 1_000_000, "thresholds.log2_p": -64},
+    "62 of 64 bits, just rare enough": {"thresholds.embed": 968_750, "thresholds.log2_p": -52},
+    "a rate that is met exactly": {"thresholds.embed": 984_375, "thresholds.verify": 984_375},
+    "the least noise there is": {"noise.fraction": 3_907},
+    "no noise": {"noise.fraction": 0, "noise.least": 0, "noise.most": 0},
+    "1024 blocks under a dense key": {"scheme.key": "dense", "scheme.bits": 8192},
+    "a parent": {"start.kind": "parent", "start.parent": "00" * 32},
+    "a level with settings": {
+        "evidence": [
+            {"level": "chain", "settings": {}},
+            {"level": "replay", "settings": {"segments": "4"}},
+        ]
+    },
+}
+
+_CONTRADICTING: dict[str, tuple[int, Json]] = {
+    "a block of 24 weights": (1, {"scheme.block": 24, "scheme.bits": 60}),
+    "a block without a bit": (2, {"scheme.load": 1}),
+    "60 bits in blocks of 8": (2, {"scheme.bits": 60}),
+    "1025 blocks under a dense key": (3, {"scheme.key": "dense", "scheme.bits": 8200}),
+    "less noise at most than at least": (4, {"noise.least": 20_001}),
+    "no level": (5, {"evidence": []}),
+    "a level twice": (5, {"evidence": [{"level": "chain", "settings": {}}] * 2}),
+    "no chain": (5, {"evidence": [{"level": "replay", "settings": {}}]}),
+    "a parent without a root": (6, {"start.kind": "parent"}),
+    "a root without a parent": (6, {"start.parent": "00" * 32}),
+    "a chance that no reading has": (7, {"thresholds.log2_p": -65}),
+    "63 of 64 bits, not rare enough": (
+        7,
+        {"thresholds.embed": 984_375, "thresholds.log2_p": -58},
+    ),
+    "sealed below what is verified": (
+        7,
+        {"thresholds.embed": 900_000, "thresholds.verify": 910_000, "thresholds.log2_p": -10},
+    ),
+    "noise on no weight": (8, {"noise.fraction": 3_906}),
+    "settings of the chain": (9, {"evidence": [{"level": "chain", "settings": {"a": ""}}]}),
+}
+"""Changed fields, and the rule of section 3.3 that they break."""
+
+
+def terms_json() -> Json:
+    """Terms, changes that they bear, and changes that make them contradict themselves."""
+    return {
+        "terms": small_terms().to_bytes().decode(),
+        "valid": [{"name": name, "changes": _changes(fields)} for name, fields in _FITTING.items()],
+        "refused": [
+            {"name": name, "rule": rule, "changes": _changes(fields)}
+            for name, (rule, fields) in _CONTRADICTING.items()
+        ],
+    }
+
+
+def _changes(fields: Json) -> list[Json]:
+    return [{"at": path.split("."), "value": value} for path, value in fields.items()]
 
 
 def _seed(manifest: Manifest, nonce: Nonce) -> bytes:

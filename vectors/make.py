@@ -33,6 +33,7 @@ def build() -> dict[str, str]:
         "root": trees.root_json,
         "seed": marks.seed_json,
         "signature": documents.signature_json,
+        "terms": documents.terms_json,
     }
     return {
         f"{name}.json": json.dumps(make(), indent=1, sort_keys=True) + "\n"

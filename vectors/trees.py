@@ -131,6 +131,11 @@ _REFUSED: dict[str, tuple[str, str]] = {
         '{"dtype":"F64","name":"a","shape":[2,17592186044417]}],"ties":[]}',
         "size",
     ),
+    "the name of the metadata": (
+        '{"chunk":16384,"format":"polo/layout/1","tensors":['
+        '{"dtype":"F32","name":"__metadata__","shape":[1]}],"ties":[]}',
+        "name",
+    ),
     "a control character": (
         '{"chunk":16384,"format":"polo/layout/1","tensors":['
         '{"dtype":"F32","name":"a\\nb","shape":[1]}],"ties":[]}',
@@ -180,6 +185,7 @@ def root_json() -> Json:
         "root": found.root.hex(),
         "file_header": header.hex(),
         "file_sha256": hashlib.sha256(header + body).hexdigest(),
+        "not_boolean": [{"dtype": "BOOL", "hex": data} for data in ("02", "000100ff", "010180")],
         "not_finite": [
             {"dtype": dtype, "hex": data}
             for dtype, data in (

@@ -5,7 +5,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from polo.errors import CapacityError
+from polo import keys
+from polo.errors import CapacityError, SignatureError
 from polo.protocol import nonces, signing
 from polo.protocol.detection import MILLION
 from polo.protocol.layout import Layout
@@ -24,7 +25,7 @@ from polo.protocol.records import (
 from polo.receipts import OfflineEnrolment
 from polo.tasks import Task
 from polo.watermark.capacity import Capacity, capacity
-from polo.weights.checkpoint import canonical_names, checkpoint_of
+from polo.weights.checkpoint import checkpoint_of
 
 if TYPE_CHECKING:
     import torch
@@ -40,9 +41,10 @@ def millionths(value: float) -> int:
 
 def capacity_of(model: "torch.nn.Module", *, block: int = BLOCK) -> Capacity:
     """What a model can carry."""
-    found = dict(model.named_parameters(remove_duplicate=False))
-    short = canonical_names(list(found))
-    trainable = {short[name] for name, parameter in found.items() if parameter.requires_grad}
+    from polo.embedding.placement import parameters_of
+
+    trained = parameters_of(model).items()
+    trainable = {name for name, parameter in trained if parameter.requires_grad}
     return capacity(checkpoint_of(model).layout, block=block, trainable=trainable)
 
 
@@ -64,8 +66,8 @@ def make_terms(
     log2_p: int = -64,
     budget: float = 0.40,
     margin: float = 0.05,
-    noise: tuple[float, float] = (0.02, 0.02),
-    noise_fraction: float = 0.10,
+    noise: tuple[float, float] = (0.04, 0.04),
+    noise_fraction: float = 0.25,
 ) -> Terms:
     """Terms for a task, with the defaults that docs/protocol.md gives reasons for.
 
@@ -138,6 +140,9 @@ def enrol(terms: Terms, *, identity: bytes, issuer: signing.Signer) -> OfflineEn
         issuer: The issuer's key.
     """
     terms.check()
+    for key in (identity, issuer.public_key):
+        if keys.is_weak(key):
+            raise SignatureError("a key of small order, which anybody can sign for")
     commitment, drawn = nonces.draw(terms.shards.most, secrets.token_bytes)
     record = Enrolment(terms, identity, commitment, int(time.time()), issuer.public_key)
     return OfflineEnrolment(signing.sign(record, issuer), drawn)

@@ -146,6 +146,8 @@ class TrustStore:
     def add(self, name: str, public_key: bytes) -> None:
         """Trust an issuer under a name."""
         path = self._path(name)
+        if is_weak(public_key):
+            raise SignatureError("a key of small order, which anybody can sign for", place=name)
         if path.exists():
             raise StoreError(f"an issuer named {name!r} is trusted already", place=str(path))
         self.folder.mkdir(parents=True, exist_ok=True)

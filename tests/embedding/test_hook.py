@@ -564,7 +564,6 @@ def test_steps_without_gradients_do_no_harm(
 
 
 @pytest.mark.parametrize("outside", [True, False])
-@pytest.mark.xfail(strict=True, reason="detach forgets the steps that a fused optimizer skipped")
 def test_steps_skipped_in_the_tail_are_not_counted(
     task: Any, enrol: Enrol, alice: polo.Identity, tmp_path: Path, outside: bool
 ) -> None:

@@ -1,7 +1,7 @@
 """A second reader of proofs, after docs/protocol.md; it imports nothing of PoLO.
 
-It is slow and plain, holds everything in memory, and does only what decides about marks and
-roots. Vectors and golden proofs must come out the same here and in the library.
+It is slow and plain, holds everything in memory, knows only offline proofs at level chain, and
+tests no accuracy. Vectors and golden proofs must come out the same here and in the library.
 """
 
 import hashlib
@@ -83,7 +83,71 @@ def document(data):
     return value
 
 
-# Section 3: signatures and digests of records
+# Section 3: rules between fields, signatures and digests of records
+
+LEVELS = ["chain", "receipts", "uniqueness", "progress", "replay"]
+
+
+def to_seal(terms):
+    """Fewest matches with which a shard is sealed."""
+    return -(-terms["thresholds"]["embed"] * terms["scheme"]["bits"] // 10**6)
+
+
+def broken_rules(terms):
+    """Numbers of the rules of section 3.3, of those that need no layout, that terms break."""
+    scheme, noise, bounds = terms["scheme"], terms["noise"], terms["thresholds"]
+    levels = [item["level"] for item in terms["evidence"]]
+    per_block = scheme["block"] * scheme["load"] // 10**6
+    broken = set()
+    if scheme["block"] not in (16, 32, 64, 128, 256, 512, 1024, 2048):
+        broken.add(1)
+    if not per_block or scheme["bits"] % per_block:
+        broken.add(2)
+    elif scheme["key"] == "dense" and scheme["bits"] // per_block * scheme["block"] > 16384:
+        broken.add(3)
+    if noise["least"] > noise["most"]:
+        broken.add(4)
+    if levels[:1] != ["chain"] or levels != [level for level in LEVELS if level in levels]:
+        broken.add(5)
+    if (terms["start"]["kind"] == "parent") != (terms["start"]["parent"] is not None):
+        broken.add(6)
+    if not passes(scheme["bits"], to_seal(terms), bounds["verify"], bounds["log2_p"]):
+        broken.add(7)
+    if 0 < noise["fraction"] < 3907:
+        broken.add(8)
+    if any(item["level"] == "chain" and item["settings"] for item in terms["evidence"]):
+        broken.add(9)
+    return broken
+
+
+def enrolment_holds(enrolment):
+    offline = enrolment["nonces"]["kind"] == "offline"
+    count = enrolment["terms"]["shards"]["most"] if offline else 0
+    return not broken_rules(enrolment["terms"]) and enrolment["nonces"]["count"] == count
+
+
+PRIME = 2**255 - 19
+CURVE = -121665 * pow(121666, -1, PRIME) % PRIME
+
+
+def weak(key):
+    """Whether a key is not canonical, is no point, or is one that eight times itself is zero."""
+    y = int.from_bytes(bytes.fromhex(key), "little") % 2**255
+    if y >= PRIME:
+        return True
+    square = (y * y - 1) * pow(CURVE * y * y + 1, -1, PRIME) % PRIME
+    x = pow(square, (PRIME + 3) // 8, PRIME)
+    if x * x % PRIME != square:
+        x = x * pow(2, (PRIME - 1) // 4, PRIME) % PRIME
+    if x * x % PRIME != square:
+        return True
+    for _ in range(3):
+        product = CURVE * x * x * y * y
+        x, y = (
+            2 * x * y * pow(1 + product, -1, PRIME) % PRIME,
+            (y * y + x * x) * pow(1 - product, -1, PRIME) % PRIME,
+        )
+    return (x, y) == (0, 1)
 
 
 def message(record):
@@ -92,6 +156,8 @@ def message(record):
 
 
 def signed_by(record, key):
+    if weak(key):
+        return False
     try:
         public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(key))
         public.verify(bytes.fromhex(record["signature"]), message(record))
@@ -178,6 +244,8 @@ def root_of(layout, tree_root):
 
 def checkpoint_root(layout, tensors):
     """The root of a checkpoint given as the bytes of each tensor, in order."""
+    for tensor, data in zip(layout["tensors"], tensors, strict=True):
+        need(tensor["dtype"] != "BOOL" or set(data) <= {0, 1}, "neither true nor false")
     hashes = [
         leaf_hash(at, chunk, tensors[at][chunk * CHUNK : chunk * CHUNK + length])
         for at, chunk, length in leaves_of(layout)
@@ -299,6 +367,17 @@ def offline_nonce_holds(nonce, commitment):
     return found.hex() == commitment["root"]
 
 
+def live_nonce_holds(nonce, enrolment, receipt, previous):
+    return (
+        signed_by(receipt, enrolment["issuer"])
+        and receipt["enrolment"] == digest(enrolment).hex()
+        and receipt["shard"] == nonce["shard"] - 1
+        and receipt["root"] == previous
+        and receipt["next_nonce"] == nonce_leaf(nonce).hex()
+        and not nonce["path"]
+    )
+
+
 # Section 9
 
 
@@ -365,7 +444,47 @@ def scale(data, sigma):
     return digits >> shift, exponent - 7 + shift
 
 
-# Section 10, as far as signatures, links, nonces, marks and whole checkpoints go
+# Section 10, less accuracy and delivered files
+
+
+def faults(manifest):
+    """Rule and shard of every fault in a manifest."""
+    terms, shards = manifest["enrolment"]["terms"], manifest["shards"]
+    bits, noise = terms["scheme"]["bits"], terms["noise"]
+    roots = [manifest["start"]["root"], *(shard["root"] for shard in shards)]
+    found = []
+    if not 1 <= len(shards) <= terms["shards"]["most"]:
+        found.append(("limits", 0))
+    for x, shard in enumerate(shards, start=1):
+        tests = {
+            "order": shard["shard"] == x,
+            "links": shard["previous"] == roots[x - 1],
+            "duplicates": shard["root"] not in roots[:x],
+            "limits": shard["steps"] >= terms["shards"]["fewest_steps"]
+            and to_seal(terms) <= shard["matches"] <= bits,
+            "noise": noise["least"] <= shard["noise"]["sigma"] <= noise["most"],
+            "receipts": not shard["receipt"] or manifest["enrolment"]["nonces"]["kind"] == "live",
+        }
+        found += [(rule, x) for rule, holds in tests.items() if not holds]
+    return found
+
+
+def listing_holds(manifest):
+    """Whether the manifest lists only files that have a meaning in it, and its layout."""
+    listed = [file["path"] for file in manifest["files"]]
+    last = len(manifest["shards"])
+    may = {"layout.json"}
+    for x in range(last + 1):
+        name = f"checkpoints/{x:06d}"
+        may |= {f"{name}.safetensors", f"{name}.delta.safetensors"}
+        if {f"{name}.safetensors", f"{name}.delta.safetensors"} <= set(listed):
+            return False
+        if x:
+            may |= {f"nonces/{x:06d}.json", f"openings/{x:06d}.safetensors"}
+            for item in manifest["enrolment"]["terms"]["evidence"]:
+                name = f"evidence/{item['level']}/{x:06d}"
+                may |= {f"{name}.json", f"{name}.safetensors"}
+    return "layout.json" in listed and listed == sorted(may & set(listed))
 
 
 def read_checkpoint(layout, data):
@@ -417,6 +536,13 @@ def read_proof(folder, issuer):
     need(enrolment["issuer"] == issuer, "another issuer")
     need(signed_by(enrolment, issuer), "issuer's signature")
     need(signed_by(manifest, enrolment["identity"]), "prover's signature")
+    need(enrolment_holds(enrolment), "terms")
+    need(scheme["name"] == "ednn" and terms["start"]["kind"] == "free", "unknown scheme or start")
+    need([item["level"] for item in terms["evidence"]] == ["chain"], "further levels")
+    unknown = (terms["base"], terms["data"], manifest["transfer"])
+    need(unknown == (None, None, None), "what cannot be checked")
+    need(listing_holds(manifest), "listing")
+    need(not faults(manifest), "faults")
     for file in manifest["files"]:
         data = (folder / file["path"]).read_bytes()
         need(len(data) == file["size"], "size")
@@ -428,7 +554,6 @@ def read_proof(folder, issuer):
     matches = {}
     for shard in manifest["shards"]:
         x = shard["shard"]
-        need(shard["previous"] == roots[x - 1], "link")
         nonce = document((folder / f"nonces/{x:06d}.json").read_bytes())
         need(nonce["shard"] == x and offline_nonce_holds(nonce, enrolment["nonces"]), "nonce")
         seed = seed_of(
@@ -456,16 +581,19 @@ def read_proof(folder, issuer):
         matches[x] = sum(matching(seed, scheme, signed_sums(seed, scheme, weights)))
         bounds = terms["thresholds"]
         need(passes(scheme["bits"], matches[x], bounds["verify"], bounds["log2_p"]), "mark")
+        need(matches[x] == shard["matches"], "claim")
     whole, checked = None, []
     for x in range(len(roots) - 1, -1, -1):
         if f"checkpoints/{x:06d}.safetensors" in listed:
             path = folder / f"checkpoints/{x:06d}.safetensors"
             whole = read_checkpoint(layout, path.read_bytes())
         elif f"checkpoints/{x:06d}.delta.safetensors" in listed:
+            need(whole is not None, "a delta from nothing")
             path = folder / f"checkpoints/{x:06d}.delta.safetensors"
             whole = undo_delta(layout, whole, path.read_bytes())
         else:
             continue
         need(checkpoint_root(layout, whole).hex() == roots[x], "checkpoint")
         checked.append(x)
+    need(len(roots) - 1 in checked, "no last checkpoint")
     return matches, checked

@@ -8,7 +8,7 @@ import pytest
 from polo.errors import ChainError, FormatError, SignatureError
 from polo.keys import Ed25519Verifier, Identity
 from polo.protocol import chain, derivation, nonces, signing
-from polo.protocol.records import Manifest, Nonce, NonceTerms, Receipt, identity_of
+from polo.protocol.records import File, Manifest, Nonce, NonceTerms, Receipt, identity_of
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +169,8 @@ def test_a_live_nonce_comes_in_the_receipt_before(manifest, opened):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"shard": 1}, {"enrolment": bytes(32)}, {"next_nonce": bytes(32)}]
+    "changes",
+    [{"shard": 1}, {"enrolment": bytes(32)}, {"root": bytes(32)}, {"next_nonce": bytes(32)}],
 )
 def test_a_receipt_of_something_else_is_refused(manifest, opened, changes):
     nonce = replace(opened[3], path=())
@@ -200,7 +201,35 @@ def test_faults_name_rule_and_shard(manifest):
     assert faults(with_shard(manifest, 2, steps=1)) == [("limits", 2)]
     loud = replace(manifest.shards[1].noise, sigma=20_001)
     assert faults(with_shard(manifest, 2, noise=loud)) == [("noise", 2)]
+    assert faults(with_shard(manifest, 2, matches=63)) == [("limits", 2)]
+    assert faults(with_shard(manifest, 2, matches=65)) == [("limits", 2)]
+    receipt = Receipt(bytes(32), 2, bytes(32), 0, "log", 0, bytes(32))
+    assert faults(with_shard(manifest, 2, receipt=receipt)) == [("receipts", 2)]
     assert faults(replace(manifest, shards=())) == [("limits", 0)]
+
+
+def test_receipts_are_no_fault_where_nonces_are_live(manifest, opened):
+    nonce = replace(opened[3], path=())
+    assert faults(live(manifest, Identity.generate(), nonce)) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("checkpoints/000004.safetensors", "no shard"),
+        ("checkpoints/009999.delta.safetensors", "no shard"),
+        ("openings/000000.safetensors", "no shard"),
+        ("nonces/000004.json", "no shard"),
+        ("evidence/replay/000001.json", "no level"),
+    ],
+)
+def test_a_listed_file_without_a_meaning_is_named(manifest, path, why):
+    assert list(chain.misplaced(manifest)) == []
+    files = sorted((*manifest.files, File(path, 0, bytes(32))), key=lambda file: file.path)
+    (fault,) = chain.misplaced(replace(manifest, files=tuple(files)))
+    assert (fault.check, fault.shard) == ("files", 0)
+    assert path in fault.detail
+    assert why in fault.detail
 
 
 @pytest.mark.parametrize("order", [(0, 2, 1), (1, 0, 2), (2, 1, 0)])

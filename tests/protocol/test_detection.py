@@ -95,6 +95,25 @@ def test_both_rules_must_hold(bits, matches, passes):
     assert Reading(bits, matches).passes(700_000, -64) is passes
 
 
+@pytest.mark.parametrize("bits", [9, 15, 17, 37, 45, 1001, 2999])
+def test_a_chance_of_exactly_one_half_is_decided_exactly(bits):
+    reading = Reading(bits, (bits + 1) // 2)
+    assert outcomes(bits, reading.matches) == 2 ** (bits - 1)
+    assert reading.rarer_than(-1)
+    assert not reading.rarer_than(-2)
+    assert not Reading(bits, reading.matches - 1).rarer_than(-1)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(8, 600).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n))), st.data())
+def test_the_chance_is_compared_in_integers(case, data):
+    bits, matches = case
+    near = math.floor(exact(bits, matches))
+    log2_p = min(0, data.draw(st.sampled_from([near - 1, near, near + 1, -64])))
+    rare = Fraction(outcomes(bits, matches), 2**bits) <= Fraction(2) ** log2_p
+    assert Reading(bits, matches).rarer_than(log2_p) is rare
+
+
 def test_figures():
     reading = Reading(256, 192)
     assert reading.eta == 0.75

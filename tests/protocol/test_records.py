@@ -204,9 +204,12 @@ def test_errors_name_the_field(manifest):
         (("scheme", "strength"), [0, 1000 * 1_000_000], [-1, 1000 * 1_000_000 + 1]),
         (("scheme", "reduction"), ["sum", "mean"], ["max"]),
         (("scheme", "every"), [1, 1024], [0, 1025]),
-        (("thresholds", "embed"), [0, 1_000_000], [-1, 1_000_001]),
+        # With 64 bits 59 matches are rarer than 2^-40; 58 are not.
+        (("thresholds", "embed"), [906_251, 1_000_000], [-1, 1_000_001, 0, 906_250]),
+        (("thresholds", "verify"), [0, 1_000_000], [-1, 1_000_001]),
         (("thresholds", "log2_p"), [0, -64], [1, -(2**17) - 1]),
         (("finish", "budget"), [0, 1_000_000], [-1, 1_000_001]),
+        (("noise", "fraction"), [0, 3907, 1_000_000], [-1, 1, 3906, 1_000_001]),
         (("shards", "most"), [1, MAX_SHARDS], [0, MAX_SHARDS + 1]),
         (("shards", "fewest_steps"), [0, 2**31 - 1], [-1, 2**31]),
         (("start", "kind"), ["free", "derived"], ["none"]),
@@ -217,8 +220,12 @@ def test_errors_name_the_field(manifest):
         (("deposit",), [None, {"currency": "EUR", "amount": 0}], [{"currency": "EUR"}, 0]),
         (
             ("evidence",),
-            [[{"level": "chain", "settings": {"a": ""}}]],
-            [[{"level": "chain", "settings": {"a": 1}}], [{"level": "faith", "settings": {}}]],
+            [LEVELS[:1], [LEVELS[0], {"level": "replay", "settings": {"a": ""}}]],
+            [
+                [{"level": "chain", "settings": {"a": ""}}],
+                [LEVELS[0], {"level": "replay", "settings": {"a": 1}}],
+                [LEVELS[0], {"level": "faith", "settings": {}}],
+            ],
         ),
     ],
 )
@@ -246,7 +253,15 @@ def test_bounds_of_terms(terms, way, good, bad):
         ("parent", {("start", "kind"): "parent"}),
         ("parent", {("start", "parent"): HASH}),
         ("parent", {("start", "kind"): "derived", ("start", "parent"): HASH}),
-        ("can never reach", {("thresholds", "log2_p"): -65}),
+        ("64 of 64 bits would not verify", {("thresholds", "log2_p"): -65}),
+        ("58 of 64 bits would not verify", {("thresholds", "embed"): 900_000}),
+        ("would not verify", {("thresholds", "embed"): 0}),
+        (
+            "would not verify",
+            {("thresholds", "embed"): 950_000, ("thresholds", "verify"): 960_000},
+        ),
+        ("touches none", {("noise", "fraction"): 3906}),
+        ("no settings", {("evidence",): [{"level": "chain", "settings": {"a": ""}}]}),
     ],
 )
 def test_terms_that_contradict_themselves(terms, why, changes):
@@ -264,6 +279,24 @@ def test_terms_that_just_fit(terms):
     assert [item.to_json() for item in read_terms(document).evidence] == LEVELS
     dense = terms["scheme"] | {"key": "dense", "bits": 8192}
     assert read_terms(changed(terms, ("scheme",), dense)).scheme.blocks == 1024
+
+
+@pytest.mark.parametrize(("kind", "count"), [("offline", 5), ("live", 0)])
+def test_there_are_as_many_nonces_as_shards(manifest, kind, count):
+    document = manifest.enrolment.to_json()
+    document["nonces"] |= {"kind": kind, "count": count}
+    assert type(manifest.enrolment).from_json(document, "enrolment").nonces.count == count
+    for other in (count + 1, abs(count - 1), MAX_SHARDS):
+        document["nonces"]["count"] = other
+        with pytest.raises(TermsError, match=f"{other} nonces instead of {count}") as error:
+            type(manifest.enrolment).from_json(document, "enrolment.json")
+        assert error.value.place == "enrolment.json"
+
+
+def test_what_nobody_could_read_is_not_written(manifest):
+    names = tuple(f"{at:0512d}" for at in range(33_000))
+    with pytest.raises(LimitError, match="polo/terms/1"):
+        replace(manifest.terms, carrier=names).to_bytes()
 
 
 def test_a_block_carries_whole_bits(terms):

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import polo
-from polo.protocol import sampler
+from polo.protocol import canonical, chain, records, sampler
+from polo.verifier.verdict import MEANINGS
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted((ROOT / "src" / "polo").rglob("*.py"))
@@ -64,6 +65,32 @@ def test_the_defaults_are_those_of_the_code(text):
         default = signature.parameters[argument].default
         written = written.replace("\N{MINUS SIGN}", "-")
         assert (written if isinstance(default, str) else float(written)) == default, term
+    noise = signature.parameters["noise"].default
+    assert noise[0] == noise[1]
+    assert f"| `noise.least`, `noise.most` | {noise[0]:.2f} |" in table
+    strength, reduction, every = (
+        signature.parameters[name].default for name in ("strength", "reduction", "every")
+    )
+    joined = f"| `strength`, `reduction`, `every` | {strength}, `{reduction}`, {every} |"
+    assert joined in table
+
+
+def test_the_limits_are_those_of_the_code(text):
+    assert f"| `shard` | integer | 1..{records.MAX_SHARDS:,} |" in text
+    assert f"| `shards` | list of Shard, {records.MAX_SHARDS:,} |" in text
+    assert f"| `files` | list of File, {4 * records.MAX_SHARDS:,} |" in text
+    assert f"| `bits` | int 8..{records.MAX_BITS:,} |" in text
+    assert f"at most {records.MAX_DENSE_WEIGHTS:,} weights together" in text
+    assert f"`noise.fraction` is 0 or at least {records.LEAST_FRACTION}" in text
+    assert canonical.MAX_DOCUMENT_BYTES == 16 * 2**20
+    assert "at most 16 MiB (16 · 2^20 bytes)" in text
+
+
+def test_every_check_is_specified(text):
+    checks = text.partition("The checks, in order.")[2].partition("\n## ")[0]
+    named = set(re.findall(r"[a-z]+", " ".join(re.findall(r"\*\*([^*]+)\*\*", checks))))
+    assert set(MEANINGS) <= named
+    assert f"**{', '.join(chain.RULES)}.**" in checks
 
 
 def test_the_table_of_the_sampler_is_the_one_written_down(text):

@@ -6,13 +6,14 @@ import math
 import struct
 import subprocess
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from polo.errors import FormatError, PoloError, SignatureError, WeightsError
-from polo.keys import Ed25519Verifier, Identity
+from polo.errors import FormatError, PoloError, SignatureError, TermsError, WeightsError
+from polo.keys import Ed25519Verifier, Identity, is_weak
 from polo.privacy import obfuscation
 from polo.protocol import (
     canonical,
@@ -150,17 +151,23 @@ def test_root(vector, second):
     assert hashlib.sha256(header + b"".join(data)).hexdigest() == found["file_sha256"]
 
 
-def test_weights_that_are_not_finite_have_no_root(vector):
-    cases = vector("root")["not_finite"]
+@pytest.mark.parametrize(
+    ("kind", "why"), [("not_finite", "not finite"), ("not_boolean", "neither 0 nor 1")]
+)
+def test_values_that_have_no_root(vector, second, kind, why):
+    cases = vector("root")[kind]
     assert cases
     for case in cases:
         data = bytes.fromhex(case["hex"])
         layout = Layout(
             16384, (Tensor("w", case["dtype"], (len(data) // DTYPE_BYTES[case["dtype"]],)),), ()
         )
-        with pytest.raises(WeightsError, match="not finite") as error:
+        with pytest.raises(WeightsError, match=why) as error:
             commit(Raw(layout, [data]), threads=1)
         assert error.value.place == "w"
+        if kind == "not_boolean":
+            with pytest.raises(second.RefusedError, match="neither"):
+                second.checkpoint_root(layout.to_json(), [data])
 
 
 def test_opening(vector, second, tmp_path):
@@ -275,11 +282,16 @@ def test_detection(vector, second):
         bits, matches, rules = case["bits"], case["matches"], (case["verify"], case["log2_p"])
         reading = detection.Reading(bits, matches)
         assert reading.reaches(case["verify"]) is case["rate"]
-        assert (reading.log2_p <= case["log2_p"]) is case["rare"]
+        assert reading.rarer_than(case["log2_p"]) is case["rare"]
         assert reading.passes(*rules) is case["passes"]
         assert second.passes(bits, matches, *rules) is case["passes"]
     kinds = {(case["rate"], case["rare"]) for case in found["passes"]}
     assert len(kinds) == 4, "each rule must fail alone somewhere"
+    exact = [
+        case for case in found["passes"]
+        if second.tail(case["bits"], case["matches"]) == 2 ** (case["bits"] + case["log2_p"])
+    ]  # fmt: skip
+    assert any(detection.log2_tail(c["bits"], c["matches"]) > c["log2_p"] for c in exact)
 
 
 def test_signature(vector, second):
@@ -299,10 +311,46 @@ def test_signature(vector, second):
     assert terms.digest.hex() == second.digest(plain["terms"]).hex() == found["terms_digest"]
     assert record.digest.hex() == second.digest(plain).hex() == found["enrolment_digest"]
     for case in found["refused"]:
+        other = record.signed(bytes.fromhex(case["signature"]))
         with pytest.raises(SignatureError):
-            signing.check(
-                record.signed(bytes.fromhex(case["signature"])), record.issuer, VERIFIER, place="v"
-            )
+            signing.check(other, record.issuer, VERIFIER, place="vector")
+        assert not second.signed_by(other.to_json(), found["public_key"])
+
+
+def test_weak_keys(vector, second):
+    found = vector("signature")
+    assert not is_weak(bytes.fromhex(found["public_key"]))
+    assert not second.weak(found["public_key"])
+    forged = Enrolment.from_bytes(found["enrolment"].encode(), "vector").signed(
+        bytes.fromhex(found["weak_signature"])
+    )
+    keys = {case["name"]: case["public_key"] for case in found["weak_keys"]}
+    first = next(case["public_key"] for case in found["weak_keys"])
+    # Nothing but the rule about weak keys stops this signature.
+    Ed25519PublicKey.from_public_bytes(bytes.fromhex(first)).verify(
+        forged.signature, forged.message()
+    )
+    assert len(keys) * 2 == len(found["weak_keys"]) == 16
+    for case in found["weak_keys"]:
+        key = bytes.fromhex(case["public_key"])
+        assert is_weak(key), case["name"]
+        assert second.weak(case["public_key"]), case["name"]
+        assert not VERIFIER.verify(key, forged.message(), forged.signature)
+        assert not second.signed_by(forged.to_json(), case["public_key"])
+
+
+def test_terms(vector, second):
+    found = vector("terms")
+    plain = json.loads(found["terms"])
+    for case in found["valid"]:
+        changed = applied(plain, case["changes"])
+        assert Terms.from_json(changed, "vector").to_json() == changed, case["name"]
+        assert second.broken_rules(changed) == set(), case["name"]
+    for case in found["refused"]:
+        changed = applied(plain, case["changes"])
+        refuses(TermsError, case["name"], lambda c=changed: Terms.from_json(c, "vector"))
+        assert second.broken_rules(changed) == {case["rule"]}, case["name"]
+    assert {case["rule"] for case in found["refused"]} == set(range(1, 10))
 
 
 def test_offline_nonces(vector, second):
@@ -334,17 +382,23 @@ def test_a_live_nonce(vector, second):
     assert second.signed_by(plain, enrolment.issuer.hex())
     assert second.nonce_leaf(json.loads(found["nonce"])).hex() == plain["next_nonce"]
     assert second.digest(json.loads(found["enrolment"])).hex() == plain["enrolment"]
-    nonces.check(nonce, enrolment, [None, receipt], VERIFIER, place="vector")
+    previous = bytes.fromhex(found["previous"])
+    check = partial(
+        nonces.check, nonce, enrolment, verifier=VERIFIER, previous=previous, place="vector"
+    )
+    holds = partial(
+        second.live_nonce_holds, json.loads(found["nonce"]), json.loads(found["enrolment"])
+    )
+    check([None, receipt])
+    assert holds(plain, found["previous"])
     for case in found["refused"]:
         other = Receipt.from_bytes(case["receipt"].encode(), "vector")
-        receipts = [None, other]
-        refuses(
-            SignatureError,
-            case["name"],
-            lambda r=receipts: nonces.check(nonce, enrolment, r, VERIFIER, place="vector"),
-        )
+        refuses(SignatureError, case["name"], partial(check, [None, other]))
+        assert not holds(json.loads(case["receipt"]), found["previous"]), case["name"]
     with pytest.raises(SignatureError):
-        nonces.check(nonce, enrolment, [receipt], VERIFIER, place="vector")
+        check([receipt])
+    with pytest.raises(SignatureError, match="other weights"):
+        check([None, receipt], previous=bytes(32))
 
 
 def test_noise(vector, second):
@@ -433,8 +487,18 @@ def test_chain(vector, second):
         changed = Manifest.from_json(applied(plain, case["changes"]), "vector")
         wanted = [(fault["check"], fault["shard"]) for fault in case["faults"]]
         assert [(fault.check, fault.shard) for fault in chain.faults(changed)] == wanted
+        assert set(second.faults(changed.to_json())) == set(wanted), case["name"]
     named = {fault["check"] for case in found["faults"] for fault in case["faults"]}
     assert named == set(chain.RULES)
+    for case in found["listings"]:
+        changed = Manifest.from_json(applied(plain, case["changes"]), "vector")
+        assert (not list(chain.misplaced(changed))) is case["holds"], case["name"]
+        assert second.listing_holds(changed.to_json()) is case["holds"], case["name"]
+    for case in found["refused"]:
+        changed = applied(plain, case["changes"])
+        refuses(TermsError, case["name"], lambda c=changed: Manifest.from_json(c, "vector"))
+        assert not second.enrolment_holds(changed["enrolment"]), case["name"]
+    assert second.enrolment_holds(plain["enrolment"])
 
 
 def applied(document, changes):

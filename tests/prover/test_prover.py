@@ -471,6 +471,33 @@ def test_wrapped_models_are_proved_under_their_own_names(
     assert verdict.outcome is polo.Outcome.ACCEPTED, verdict.headline()
 
 
+class Tied(nn.Sequential):
+    """One square matrix used twice."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Linear(16, 64), *(nn.Linear(64, 64) for _ in range(2)), nn.Linear(64, 4)
+        )
+        self[2].weight = self[1].weight
+
+
+def test_tied_weights_are_proved_once(
+    start: Callable[..., Run], task: Any, issuer: polo.Identity
+) -> None:
+    tied = type(task)(Tied)
+    run = start(task=tied)
+    with run.attach(evaluate=lambda: tied.evaluate(run.model)):
+        for _ in range(2):
+            run.epoch()
+            assert run.end().sealed
+    assert run.model[1].weight is run.model[2].weight
+    proof = run.prover.finish()
+    layout = ProofFolder(proof.path).layout()
+    assert [(tie.alias, tie.name) for tie in layout.ties] == [("2.weight", "1.weight")]
+    verdict = polo.verify(proof.path, trust=issuer.public_key, task=tied)
+    assert verdict.outcome is polo.Outcome.ACCEPTED, verdict.headline()
+
+
 class Typed:
     """The tiny task in another number format."""
 
@@ -511,6 +538,24 @@ def test_models_in_other_number_formats_are_proved(
             assert run.end().sealed
     verdict = polo.verify(run.prover.finish().path, trust=issuer.public_key, task=typed)
     assert verdict.outcome is polo.Outcome.ACCEPTED, verdict.headline()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["3.weight", "5.bias", "1.running_mean"])
+def test_a_run_that_has_diverged_is_told_so(
+    start: Callable[..., Run], name: str, bad: float
+) -> None:
+    run = start()
+    run.attach()
+    run.epoch()
+    with torch.no_grad():
+        run.model.state_dict()[name].fill_(bad)
+    with pytest.raises(WeightsError, match="not finite") as caught:
+        run.end()
+    assert "diverged" in caught.value.advice
+    # Weights that carry the mark are met first, wherever they are; others have their name told.
+    assert name == "3.weight" or caught.value.place == name
+    assert run.manifest.shards == ()
 
 
 def test_timings_are_kept(start: Callable[..., Run]) -> None:

@@ -212,6 +212,16 @@ def test_hostile_lengths_are_refused(tmp_path: Path, parts: tuple[list[bytes], C
             unpacked(path, newer)
 
 
+def test_bytes_after_the_last_piece_are_refused(
+    tmp_path: Path, parts: tuple[list[bytes], Checkpoint]
+) -> None:
+    pieces, newer = parts
+    lengths = [len(piece) for piece in pieces]
+    path = assembled(tmp_path / "bad.safetensors", [*pieces, b"and more"], lengths)
+    with pytest.raises(FormatError):
+        unpacked(path, newer)
+
+
 def test_every_truncation_is_refused(tmp_path: Path, parts: tuple[list[bytes], Checkpoint]) -> None:
     pieces, newer = parts
     data = assembled(tmp_path / "good.safetensors", pieces).read_bytes()

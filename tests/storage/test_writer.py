@@ -162,6 +162,48 @@ def test_a_second_process_is_locked_out_until_the_first_is_gone(
     ProofWriter(path, alice, KEEP_ALL).close()
 
 
+FORKING = """
+import os, sys
+from polo.errors import LockedError
+from polo.protocol.records import Retention
+from polo.storage.writer import ProofWriter
+
+def opened():
+    return ProofWriter(sys.argv[1], None, Retention("all", 1, False))
+
+def locked_out():
+    try:
+        opened().close()
+    except LockedError:
+        return True
+    return False
+
+writer = opened()
+# A worker that ends, with everything that Python does at its end, ...
+if os.fork() == 0:
+    sys.exit()
+os.wait()
+assert locked_out(), "the worker let go of its parent's lock"
+# ... and one that stays while the parent closes the store.
+waiting, ending = os.pipe()
+if os.fork() == 0:
+    os.close(ending)
+    os.read(waiting, 1)
+    os._exit(0)
+os.close(waiting)
+writer.close()
+assert not locked_out(), "the worker keeps the lock"
+os.close(ending)
+os.wait()
+"""
+
+
+def test_forked_workers_neither_end_the_lock_nor_keep_it(
+    tmp_path: Path, in_child: Callable[..., Any]
+) -> None:
+    in_child(FORKING, tmp_path / "proof", bare=True)
+
+
 def test_reading_needs_no_lock(make_proof: Make, alice: polo.Identity) -> None:
     made = make_proof(epochs=1, terms=EASY)
     prover = polo.Prover(made.enrolment, key=alice, store=made.path)

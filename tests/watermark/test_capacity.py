@@ -133,7 +133,6 @@ def test_wrapped_models_have_the_capacity_of_what_they_wrap() -> None:
     assert polo.capacity_of(nn.DataParallel(model)) == polo.capacity_of(model)
 
 
-@pytest.mark.xfail(strict=True, reason="capacity_of names parameters without the whole state dict")
 def test_a_child_called_module_beside_a_buffer_can_carry() -> None:
     class Odd(nn.Module):
         def __init__(self) -> None:

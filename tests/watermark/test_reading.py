@@ -60,7 +60,7 @@ def test_random_weights_of_every_size_become_the_exact_integers() -> None:
 
 
 @pytest.mark.parametrize("weights", [1, 16, 256, 2048, 2**14])
-@pytest.mark.parametrize("kind", ["random", "awkward", "largest", "cancelling"])
+@pytest.mark.parametrize("kind", ["random", "awkward", "largest", "heavy", "cancelling"])
 def test_signed_sums_equal_big_integers(weights: int, kind: str) -> None:
     random = np.random.default_rng(weights)
     signs = random.choice(np.array([-1, 1], dtype=np.int8), (8, weights))
@@ -71,6 +71,10 @@ def test_signed_sums_equal_big_integers(weights: int, kind: str) -> None:
     elif kind == "largest":
         # All signs with and all against the weights: the largest sums that there are.
         values = np.full(weights, -300.0)
+        signs[0], signs[1] = 1, -1
+    elif kind == "heavy":
+        # Nearly as large, and with every bit of the fixed point in use.
+        values = random.uniform(255, 256, weights)
         signs[0], signs[1] = 1, -1
     else:
         # Large weights that cancel and leave one unit.

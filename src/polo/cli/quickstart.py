@@ -1,6 +1,8 @@
 """`polo quickstart`: the main job in small, and what the proof withstands."""
 
+import os
 import shutil
+import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -260,14 +262,23 @@ class _Play:
         }
 
     def _goodbye(self) -> None:
+        polo = _program()
         for line in (
             "Now try",
-            f"    polo verify {self.folder}/proof --trust {self.folder}/issuer.pub",
-            f"    polo show {self.folder}/proof",
-            "    polo validate --task digits --bits 1024",
+            f"    {polo} verify {self.folder}/proof --trust {self.folder}/issuer.pub",
+            f"    {polo} show {self.folder}/proof",
+            f"    {polo} validate --task digits --bits 1024",
             f"and open {self.folder}/report.html in a browser",
         ):
             self.console.print(line, markup=False)
+
+
+def _program() -> str:
+    """How to call this program from here: by name if it is on the path, else by its file."""
+    called = Path(sys.argv[0])
+    if called.name != "polo" or shutil.which("polo") == str(called.absolute()):
+        return "polo"
+    return os.path.relpath(called)
 
 
 def _make_room(folder: Path, force: bool) -> None:

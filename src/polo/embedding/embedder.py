@@ -6,6 +6,7 @@ import torch
 
 from polo.embedding.placement import Placement
 from polo.embedding.presses import press
+from polo.errors import WeightsError
 from polo.protocol.carrier import Carrier
 from polo.protocol.detection import MILLION, Reading
 from polo.protocol.records import Terms
@@ -55,7 +56,13 @@ class Embedder:
     @torch.no_grad()
     def read(self) -> Reading:
         """The mark as it is in the model now."""
-        return self._read(self._placement.gather(torch.float64))
+        values = self._placement.gather(torch.float64)
+        if not bool(values.isfinite().all()):
+            raise WeightsError(
+                "the weights that carry the mark are not finite (NaN or infinity)",
+                advice="Training has diverged: lower the learning rate or the mark's strength.",
+            )
+        return self._read(values)
 
     @torch.no_grad()
     def finish(self) -> Finished:

@@ -48,7 +48,10 @@ def scale_of(values: NDArray[np.floating[Any]], sigma: int) -> float:
     """
     if not values.size:
         return 0.0
-    rms = math.sqrt(float(np.mean(np.square(values, dtype=np.float64))))
+    with np.errstate(over="ignore"):
+        rms = math.sqrt(float(np.mean(np.square(values, dtype=np.float64))))
+    if not math.isfinite(rms):
+        return 0.0  # Training has diverged; committing to these weights will say so.
     mantissa, exponent = math.frexp(rms * sigma / MILLION)
     return math.ldexp(round(math.ldexp(mantissa, _SCALE_BITS)), exponent - _SCALE_BITS)
 

@@ -44,6 +44,8 @@ def faults(manifest: Manifest) -> Iterator[Fault]:
         yield Fault(
             "limits", 0, f"{len(manifest.shards)} shards; the terms allow {terms.shards.most}"
         )
+    if manifest.start.receipt and manifest.enrolment.nonces.kind == "offline":
+        yield Fault("receipts", 0, "a receipt for the start, where the enrolment is offline")
     seen = {manifest.start.root: 0}
     previous = manifest.start.root
     for number, shard in enumerate(manifest.shards, start=1):
@@ -75,7 +77,7 @@ def misplaced(manifest: Manifest) -> Iterator[Fault]:
         yield Fault("files", 0, "paths are not sorted, or appear twice")
     if "layout.json" not in paths:
         yield Fault("files", 0, "layout.json is not listed")
-    asked = {item.level for item in manifest.terms.evidence}
+    asked = {item.level for item in manifest.terms.evidence} - {"chain"}
     whole = {path for path in paths if path.startswith("checkpoints/") and ".delta" not in path}
     for path in paths:
         folder, _, name = path.rpartition("/")

@@ -71,6 +71,8 @@ class Reading:
 
     def rarer_than(self, log2_p: int) -> bool:
         """Whether luck reaches this reading with a chance of at most 2^log2_p, decided exactly."""
+        if log2_p == 0:
+            return True
         found = self.log2_p
         if abs(found - log2_p) > _DOUBT:
             return found < log2_p

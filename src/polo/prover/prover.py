@@ -231,6 +231,7 @@ class Prover:
     def detach(self) -> None:
         """Take the hook off the optimizer; the proof stays as it is."""
         if self._hook:
+            self._steps -= self._hook.skipped_steps()
             self._hook.detach()
             self._hook = None
 
@@ -285,6 +286,7 @@ class Prover:
     def _resume(self) -> None:
         """Put weights, optimizer and generators back to the last sealed shard."""
         shard = self.shards
+        self._check_secret(shard + 1)
         model = self._live_model()
         with ProofFolder(self._writer.path).checkpoint(shard, self._carrier.layout) as checkpoint:
             if commit(checkpoint).root != self._root():
@@ -306,6 +308,20 @@ class Prover:
             logger.warning("no training state beside the proof: optimizer and generators are new")
         self._nonce = self._nonces.commit(shard, self._root()).nonce
         logger.info("resumed after shard %d, epoch %d", shard, self.epoch)
+
+    def _check_secret(self, shard: int) -> None:
+        """Refuse to go on with another secret than the chain has committed to."""
+        manifest = self._writer.manifest
+        assert manifest is not None
+        sealed = manifest.shards
+        promised = sealed[-1].noise.next_secret if sealed else manifest.start.secret
+        secret = obfuscation.secret_of(self._writer.secret, shard)
+        if obfuscation.secret_commitment(secret) != promised:
+            raise StoreError(
+                "the secret that this proof was begun with is not here any more",
+                place=str(self._writer.state_path),
+                advice="Bring that folder back; without it the proof stands but cannot go on.",
+            )
 
     def _place(self) -> None:
         """Derive the current shard's mark and find its weights in the model."""

@@ -63,7 +63,7 @@ class ProofWriter:
         self.state_path.mkdir(parents=True, exist_ok=True, mode=0o700)
         # Let go of the lock when the object goes, too: an abandoned prover in a notebook, say.
         handle = _lock(self.state_path / "lock", self.path)
-        self._unlock = weakref.finalize(self, os.close, handle)
+        self._unlock = weakref.finalize(self, _release, handle, os.getpid())
         try:
             self._open()
         except BaseException:
@@ -252,3 +252,11 @@ def _lock(path: Path, proof: Path) -> int:
             advice="Wait for it, close() the other prover, or give this run a store of its own.",
         ) from error
     return handle
+
+
+def _release(handle: int, owner: int) -> None:
+    """Let go of a lock; a forked worker that ends must not let go of its parent's."""
+    if os.getpid() == owner:
+        # Closing would not do while a worker of a data loader has a copy of the handle.
+        fcntl.flock(handle, fcntl.LOCK_UN)
+    os.close(handle)

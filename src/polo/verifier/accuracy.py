@@ -64,7 +64,7 @@ class Bench:
 
         try:
             load_into(self._model, checkpoint)
-            measured = self._task.evaluate(self._model)
+            measured = float(self._task.evaluate(self._model))
         except Exception as error:  # The task is the verifier's own; the weights are not.
             detail = f"the task could not test it: {type(error).__name__}: {error}"
             yield Check("accuracy", Status.UNDECIDED, detail, shard=shard)

@@ -39,7 +39,7 @@ MEANINGS: dict[str, str] = {
     "links": "Each shard starts from the very weights that ended the one before.",
     "duplicates": "No two shards end in the same weights.",
     "limits": "There are no more shards, and none is shorter, than the terms allow.",
-    "receipts": "There are receipts where the enrolment promises them, and only there.",
+    "receipts": "There are no receipts where the enrolment is offline.",
     "noise": "The declared obfuscation is within the terms' bounds.",
     "nonce": "The issuer drew this nonce; the prover could not choose it.",
     "root": "The stored weights are those the chain commits to.",

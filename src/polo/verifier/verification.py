@@ -61,8 +61,12 @@ def verify(
     checks: list[Check] = []
     trusted = trusted_keys(TrustStore() if trust is None else trust)
     run = _Run(Path(proof), trusted, task, policy or Policy(), listener or (lambda *_: None))
-    for check in run.checks(Path(model) if model else None):
-        checks.append(check)
+    try:
+        for check in run.checks(Path(model) if model else None):
+            checks.append(check)
+    except OSError as error:
+        # A full disk, a file that goes away: the verifier's trouble, not the prover's fault.
+        checks.append(Check("files", Status.UNDECIDED, f"the system says: {error}"))
     return Verdict(str(proof), tuple(checks), run.facts, run.levels)
 
 
@@ -193,7 +197,7 @@ class _Run:
                     folder.check_file(file)
                 except StoreError as error:
                     wrong = True
-                    missing = not (folder.path / file.path).exists()
+                    missing = isinstance(error.__cause__, (FileNotFoundError, PermissionError))
                     status = Status.UNDECIDED if missing else Status.FAILED
                     yield Check(
                         "files",
@@ -207,7 +211,7 @@ class _Run:
                     wrong = True
                     shard = _shard_of(file.path, manifest)
                     yield _problem("files", error, shard=shard)
-        except (PoloError, OSError) as error:
+        except PoloError as error:
             yield Check("files", Status.FAILED, str(error))
             return
         if not wrong:

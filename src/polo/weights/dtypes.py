@@ -88,13 +88,18 @@ def to_float(data: bytes | memoryview, dtype: str) -> NDArray[np.floating[Any]]:
 
 
 def from_float(values: NDArray[np.floating[Any]], dtype: str) -> bytes:
-    """Little-endian bytes of values rounded to nearest, ties to even."""
-    if dtype == "BF16":
-        raw = values.astype("<f4").view("<u4").astype(np.uint64)
-        rounded = (raw + 0x7FFF + ((raw >> 16) & 1)) >> 16
-        return rounded.astype("<u2").tobytes()
+    """Little-endian bytes of values rounded to nearest, ties to even.
+
+    To 16 bits doubles go by way of single precision, as torch converts them.
+    """
     with np.errstate(over="ignore"):
-        return values.astype(f"<{_NUMPY[dtype]}").tobytes()
+        if dtype in ("F16", "BF16"):
+            values = values.astype(np.float32)
+        if dtype != "BF16":
+            return values.astype(f"<{_NUMPY[dtype]}").tobytes()
+    raw = values.view(np.uint32).astype(np.uint64)
+    rounded = (raw + 0x7FFF + ((raw >> 16) & 1)) >> 16
+    return rounded.astype("<u2").tobytes()
 
 
 def is_finite(data: bytes | memoryview, dtype: str) -> bool:
