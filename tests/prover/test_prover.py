@@ -565,3 +565,20 @@ def test_timings_are_kept(start: Callable[..., Run]) -> None:
         run.end()
     assert run.prover.timings.embedding > 0
     assert run.prover.timings.sealing > 0
+
+
+@pytest.mark.parametrize(
+    "measured", [float("nan"), float("inf"), 1e12, {"top 1": 0.5}, {"a" * 65: 0.5}]
+)
+def test_a_metric_that_a_proof_cannot_hold_is_named(
+    measured: Any, task: Any, enrol: Enrol, alice: polo.Identity, tmp_path: Path
+) -> None:
+    model = task.build_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    prover = polo.Prover(enrol(), key=alice, store=tmp_path / "proof")
+    with prover.attach(model, optimizer):
+        task.train_epoch(model, optimizer)
+        with pytest.raises(polo.errors.TermsError):
+            prover.end_epoch(evaluate=lambda: measured)
+    assert prover.shards == 0
+    prover.close()

@@ -375,7 +375,7 @@ class NoiseRecord(Record):
 
 @dataclass(frozen=True)
 class FinishRecord(Record):
-    """What the finishing step did: bits it turned, and the largest relative edit of a block."""
+    """What the finishing step did: bits it turned, and the largest relative edit of a group."""
 
     turned: int = of(_COUNT)
     largest: int = of(_COUNT)

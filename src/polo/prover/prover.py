@@ -122,7 +122,9 @@ class Prover:
         deltas: Store older checkpoints as lossless deltas.
         sigma: σ of the obfuscation relative to a tensor's root mean square; by default the
             least that the terms allow.
-        check_every: Also try to seal every so many optimizer steps.
+        check_every: Also try to seal every so many optimizer steps. What is saved then is the
+            state inside the step, before a scheduler or scaler moves on; resuming is exact to
+            the bit only for shards sealed at the end of an epoch.
         on_seal: Called with each sealed shard's record.
     """
 

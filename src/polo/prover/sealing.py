@@ -1,5 +1,6 @@
 """Sealing: from trained weights to W_x. Finishing step, obfuscation, metrics, commitment."""
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ import numpy as np
 import torch
 
 from polo.embedding.embedder import Embedder, Finished
-from polo.errors import ChainError
+from polo.errors import ChainError, TermsError
 from polo.privacy import obfuscation
 from polo.protocol.carrier import Carrier
 from polo.protocol.detection import MILLION
@@ -18,6 +19,9 @@ from polo.weights.hashing import Commitment, commit
 
 Evaluate = Callable[[], float | Mapping[str, float]]
 """Measures the model: one number (the task's metric) or several by name."""
+
+METRIC = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+LARGEST_METRIC = 1e9
 
 _NOISY = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -154,4 +158,9 @@ def _metrics(evaluate: Evaluate | None, metric: str) -> dict[str, int]:
         return {}
     measured = evaluate()
     named = measured if isinstance(measured, Mapping) else {metric: measured}
+    for name, value in named.items():
+        if not METRIC.fullmatch(name):
+            raise TermsError(f"{name!r} is no name for a metric; use letters, digits, . _ -")
+        if not abs(float(value)) < LARGEST_METRIC:
+            raise TermsError(f"evaluate() measured {name} = {value}, which a proof cannot hold")
     return {name: round(float(value) * MILLION) for name, value in named.items()}

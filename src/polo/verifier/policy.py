@@ -16,7 +16,7 @@ class Policy:
         accuracy: Which stored checkpoints to test: `all`, a random `sample` of O(log S) with the
             last one always in it, or `none`.
         tolerance: How far the prover's own metric may be from the measured one.
-        threads: Threads for hashing; by default one per core, at most eight.
+        threads: Threads for hashing; by default one per core, at most four.
     """
 
     accuracy: str = "all"

@@ -43,12 +43,13 @@ def commit(checkpoint: Checkpoint, *, threads: int | None = None) -> Commitment:
 
     Args:
         checkpoint: What to commit to.
-        threads: How many threads; by default one per core, at most eight.
+        threads: How many threads; by default one per core, at most four: beyond that
+            the interpreter's lock eats the gain, and memory grows with every piece in flight.
 
     Raises:
         WeightsError: A tensor holds NaN or infinity; the error names it.
     """
-    workers = threads or min(8, os.cpu_count() or 1)
+    workers = threads or min(4, os.cpu_count() or 1)
     leaves: list[bytes] = []
     with ThreadPoolExecutor(workers) as pool:
         running: deque[Future[list[bytes]]] = deque()
