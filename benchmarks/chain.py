@@ -12,7 +12,7 @@ from polo.embedding.placement import parameters_of
 from polo.errors import ChainError
 from polo.protocol import derivation
 from polo.protocol.records import Nonce, Terms
-from polo.prover.sealing import Effort, seal
+from polo.prover.sealing import Effort, Setting, seal
 from polo.watermark import Mark, carrier_of
 from polo.weights import MemoryCheckpoint, checkpoint_of, commit
 
@@ -83,12 +83,14 @@ class Chain:
             parameters,
             embedder,
             None,
-            terms=self._terms,
-            carrier=self.carrier,
-            nonce=nonce,
-            previous=self._root,
-            master=hashlib.sha256(self._secret).digest(),
-            sigma=self._terms.noise.least,
+            setting=Setting(
+                terms=self._terms,
+                carrier=self.carrier,
+                nonce=nonce,
+                previous=self._root,
+                master=hashlib.sha256(self._secret).digest(),
+                sigma=self._terms.noise.least,
+            ),
             effort=Effort(1, 1),
             evaluate=None,
         )

@@ -31,8 +31,8 @@ COMMANDS = (
 )
 COMMANDS_HEAD = """# Commands
 
-Made by `make docs` from the commands' own help. Exit codes: 0 accepted or done, 1 rejected or
-refused, 2 could not decide or not understood.
+Made by `make docs` from the commands' own help. Exit codes: 0 accepted or done; 1 rejected
+(`verify`) or does not fit (`validate`); 2 could not decide, could not be done, or not understood.
 
 | setting | what it does |
 |---|---|

@@ -42,7 +42,7 @@ def train_thin(folder: Path) -> tuple[Path, Path]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     prover = polo.Prover(enrolment, key=key, store=folder / "proof", retention="thin")
     with prover.attach(model, optimizer):
-        for _ in range(4):
+        for _ in range(6):
             task.train_epoch(model, optimizer)
             prover.end_epoch(evaluate=lambda: task.evaluate(model))
     return prover.finish().path, issuer

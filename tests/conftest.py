@@ -42,7 +42,7 @@ class TinyTask:
     name = "tiny"
     version = 1
     metric = "accuracy"
-    floor = (0.3,)
+    floor = (0.15,)
 
     def __init__(self, build: Callable[[], Any] = tiny_model) -> None:
         self.build_model = build

@@ -424,6 +424,7 @@ _CONTRADICTING: dict[str, tuple[int, Json]] = {
         {"thresholds.embed": 900_000, "thresholds.verify": 910_000, "thresholds.log2_p": -10},
     ),
     "noise on no weight": (8, {"noise.fraction": 3_906}),
+    "fewer shards at most than at least": (9, {"shards.least": 6}),
     "settings of the chain": (9, {"evidence": [{"level": "chain", "settings": {"a": ""}}]}),
 }
 """Changed fields, and the rule of section 3.3 that they break."""

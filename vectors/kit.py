@@ -51,7 +51,7 @@ def small_terms() -> Terms:
         thresholds=Thresholds(990_000, 700_000, -40),
         finish=FinishTerms(100_000, 50_000),
         noise=NoiseTerms(100_000, 10_000, 20_000),
-        shards=ShardTerms(5, 2),
+        shards=ShardTerms(1, 5, 2),
         start=StartTerms("free", None),
         evidence=(EvidenceTerms("chain", {}),),
         history="any",

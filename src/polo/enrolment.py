@@ -1,12 +1,13 @@
 """Making terms: from a task or a model to what an issuer signs."""
 
+import math
 import secrets
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from polo import keys
-from polo.errors import CapacityError, SignatureError
+from polo.errors import CapacityError, SignatureError, TermsError
 from polo.protocol import nonces, signing
 from polo.protocol.detection import MILLION
 from polo.protocol.layout import Layout
@@ -36,6 +37,8 @@ LOAD = 0.125
 
 def millionths(value: float) -> int:
     """A rate as terms write it."""
+    if not math.isfinite(value):
+        raise TermsError(f"{value} is no number for terms")
     return round(value * MILLION)
 
 
@@ -53,6 +56,7 @@ def make_terms(
     *,
     bits: int = 256,
     shards: int = 100,
+    fewest_shards: int | None = None,
     fewest_steps: int = 1,
     strength: float = 0.001,
     reduction: str = "sum",
@@ -76,6 +80,8 @@ def make_terms(
             layout a draft is made, to plan with; nobody should sign it.
         bits: Bits of each mark.
         shards: Most shards.
+        fewest_shards: Fewest shards; by default as many as the task's floor has steps, so that the
+            last floor is always asked of somebody.
         fewest_steps: Fewest optimizer steps per shard.
         strength: λ of the mark's loss.
         reduction: Whether bit losses are summed (`sum`) or averaged (`mean`).
@@ -97,8 +103,10 @@ def make_terms(
         raise CapacityError(
             objection,
             place=about.name,
-            advice="`polo validate` shows what fits, tensor by tensor. " + fits.advice(bits),
+            advice="`polo validate` shows what fits, tensor by tensor. "
+            + fits.advice(bits, millionths(load)),
         )
+    least = fewest_shards if fewest_shards is not None else max(1, len(about.floor))
     terms = Terms(
         task=about,
         layout=layout.digest,
@@ -109,7 +117,7 @@ def make_terms(
         thresholds=Thresholds(millionths(embed), millionths(verify), log2_p),
         finish=FinishTerms(millionths(budget), millionths(margin)),
         noise=NoiseTerms(millionths(noise_fraction), millionths(noise[0]), millionths(noise[1])),
-        shards=ShardTerms(shards, fewest_steps),
+        shards=ShardTerms(least, shards, fewest_steps),
         start=StartTerms("free", None),
         evidence=(EvidenceTerms("chain", {}),),
         history="any",

@@ -39,14 +39,23 @@ class Identity:
 
     @classmethod
     def load(cls, path: Path | str, passphrase: bytes | None = None) -> Self:
-        """Read a private key file."""
+        """Read a private key file.
+
+        Args:
+            path: The file.
+            passphrase: Its passphrase; by default that in POLO_PASSPHRASE, if it needs one.
+        """
         data = _read(Path(path))
+        if passphrase is None and b"ENCRYPTED" in data:
+            passphrase = os.environ.get("POLO_PASSPHRASE", "").encode() or None
         try:
             private = serialization.load_pem_private_key(data, password=passphrase)
         except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-            advice = "Give the passphrase." if "encrypted" in str(error) else ""
+            locked = b"ENCRYPTED" in data
             raise SignatureError(
-                f"not a readable private key: {error}", place=str(path), advice=advice
+                f"not a readable private key: {error}",
+                place=str(path),
+                advice="Give the right passphrase, or set POLO_PASSPHRASE." if locked else "",
             ) from error
         if not isinstance(private, Ed25519PrivateKey):
             raise SignatureError("not an Ed25519 key", place=str(path))
@@ -174,7 +183,10 @@ def default_trust_folder() -> Path:
     """Where trusted issuers are kept unless said otherwise: `POLO_TRUST`, or the XDG folder."""
     if chosen := os.environ.get("POLO_TRUST"):
         return Path(chosen)
-    base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    try:
+        base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    except RuntimeError:  # A user without a home has no store, and may still name issuers.
+        base = "/nonexistent"
     return Path(base) / "polo" / "trust"
 
 

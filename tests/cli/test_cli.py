@@ -93,17 +93,29 @@ def test_a_passphrase_is_needed_to_use_the_key(
 ) -> None:
     monkeypatch.setenv("POLO_PASSPHRASE", "correct horse")
     assert run("keygen", tmp_path / "issuer", "--passphrase") == 0
+    monkeypatch.delenv("POLO_PASSPHRASE")
     assert b"ENCRYPTED" in (tmp_path / "issuer.key").read_bytes()
     assert run("keygen", tmp_path / "alice") == 0
     order = ["enrol", "--task", "digits", "--identity", tmp_path / "alice.pub"]
     order += ["--issuer", tmp_path / "issuer.key", "--out", tmp_path / "enrolment"]
     assert run(*order) == 2
-    assert "passphrase" in capsys.readouterr().err
+    assert "POLO_PASSPHRASE" in capsys.readouterr().err
+    monkeypatch.setenv("POLO_PASSPHRASE", "correct horse")
     assert run(*order, "--passphrase") == 0
     assert (tmp_path / "enrolment" / "nonces.json").stat().st_mode & 0o777 == 0o600
     enrolment = polo.OfflineEnrolment.load(tmp_path / "enrolment")
     assert enrolment.record.terms.scheme.bits == 256
     assert run(*order, "--passphrase") == 2, "an enrolment is never overwritten"
+
+
+def test_a_protected_key_opens_with_the_passphrase_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    polo.Identity.generate().save(tmp_path / "a.key", b"correct horse")
+    with pytest.raises(polo.errors.SignatureError):
+        polo.Identity.load(tmp_path / "a.key")
+    monkeypatch.setenv("POLO_PASSPHRASE", "correct horse")
+    assert polo.Identity.load(tmp_path / "a.key").id
 
 
 def test_verify_and_show(
@@ -186,7 +198,7 @@ def test_validate(tmp_path: Path, capsys: pytest.CaptureFixture[str], task: Any)
 
 def test_predictions_hold(make_proof: Callable[..., Any], enrol: Callable[..., Any]) -> None:
     """What `validate` predicts is what a run then takes."""
-    from polo.prover.planning import plan
+    from polo.planning import plan
     from polo.weights import checkpoint_of
 
     for retention in ("all", "thin"):

@@ -185,14 +185,11 @@ def test_a_layout_that_is_not_listed(made: Any, alice: polo.Identity) -> None:
     sign_again(made.path, alice, listing(made.manifest, without=("layout.json",)))
     verdict = made.verify(policy=UNTESTED)
     assert verdict.outcome is Outcome.REJECTED
-    assert found(verdict, Status.FAILED) == [
-        ("files", 0, MANIFEST_FILE),
-        ("files", 0, "layout.json"),
-    ]
+    assert found(verdict, Status.FAILED) == [("layout", 0, "layout.json")]
     (made.path / "layout.json").unlink()
     verdict = made.verify(policy=UNTESTED)
     assert verdict.outcome is Outcome.REJECTED
-    assert found(verdict, Status.FAILED) == [("files", 0, MANIFEST_FILE)]
+    assert found(verdict, Status.FAILED) == [("layout", 0, "layout.json")]
 
 
 @pytest.mark.parametrize("how", ["out of order", "twice"])
@@ -364,7 +361,7 @@ def test_matches_that_are_not_what_is_read(made: Any, alice: polo.Identity) -> N
     sign_again(made.path, alice, with_shard(made.manifest, 2, matches=said))
     verdict = made.verify()
     assert verdict.outcome is Outcome.REJECTED
-    assert found(verdict, Status.FAILED) == [("claim", 2, "")]
+    assert found(verdict, Status.FAILED) == [("reading", 2, "")]
     assert f"says {said} bits" in next(verdict.of(Status.FAILED)).detail
 
 
@@ -374,7 +371,7 @@ def test_matches_with_which_no_shard_is_sealed(made: Any, alice: polo.Identity, 
     sign_again(made.path, alice, with_shard(made.manifest, 2, matches=said))
     verdict = made.verify()
     assert verdict.outcome is Outcome.REJECTED
-    assert found(verdict, Status.FAILED) == [("limits", 2, ""), ("claim", 2, "")]
+    assert found(verdict, Status.FAILED) == [("limits", 2, ""), ("reading", 2, "")]
 
 
 def test_a_receipt_under_an_offline_enrolment(

@@ -105,6 +105,8 @@ def broken_rules(terms):
         broken.add(2)
     elif scheme["key"] == "dense" and scheme["bits"] // per_block * scheme["block"] > 16384:
         broken.add(3)
+    if terms["shards"]["least"] > terms["shards"]["most"]:
+        broken.add(9)
     if noise["least"] > noise["most"]:
         broken.add(4)
     if levels[:1] != ["chain"] or levels != [level for level in LEVELS if level in levels]:
@@ -453,7 +455,7 @@ def faults(manifest):
     bits, noise = terms["scheme"]["bits"], terms["noise"]
     roots = [manifest["start"]["root"], *(shard["root"] for shard in shards)]
     found = []
-    if not 1 <= len(shards) <= terms["shards"]["most"]:
+    if not terms["shards"]["least"] <= len(shards) <= terms["shards"]["most"]:
         found.append(("limits", 0))
     for x, shard in enumerate(shards, start=1):
         tests = {

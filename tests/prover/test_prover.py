@@ -152,11 +152,13 @@ def test_steps_beyond_the_last_allowed_shard_are_outside(
             run.epoch()
             assert run.end().sealed
         assert not caplog.records
-        for _ in range(3):
+        # Said once, when it begins to matter; pytest would turn a second one into an error.
+        with pytest.warns(polo.EmbeddingWarning, match="all 2 shards"):
+            run.epoch()
+        assert run.prover.end_epoch() is None
+        for _ in range(2):
             run.epoch()
             assert run.prover.end_epoch() is None
-            # Said once, when it begins to matter.
-            assert [record.levelname for record in caplog.records] == ["WARNING"]
     proof = run.prover.finish()
     assert (proof.shards, proof.outside) == (2, 24)
     assert "24 steps after shard 2 are outside the proof" in caplog.text
@@ -293,7 +295,7 @@ def test_an_evaluate_that_spoils_the_mark_is_found_out(start: Callable[..., Run]
 
     run.attach()
     run.epoch()
-    with pytest.raises(ChainError, match="lost between finishing and sealing") as caught:
+    with pytest.raises(ChainError, match="is not in the model that is to be sealed") as caught:
         run.end(evaluate=spoil)
     assert "evaluate" in caught.value.advice
     assert run.manifest.shards == ()

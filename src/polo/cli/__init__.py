@@ -1,10 +1,11 @@
 """The command line: `polo`, one file per group of commands.
 
-Exit codes: 0 accepted or done, 1 rejected or refused, 2 could not decide or not understood. The
-modules here import what is heavy inside the commands, so that `polo --help` needs neither numpy
-nor torch.
+Exit codes: 0 accepted or done; 1 rejected (`verify`) or does not fit (`validate`); 2 could not
+decide, could not be done, or not understood. The modules here import what is heavy inside the
+commands, so that `polo --help` needs neither numpy nor torch.
 """
 
+import io
 import os
 import sys
 
@@ -32,6 +33,10 @@ app.command(verify.show)
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line, and exit with its code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A terminal or a file name in another encoding is no reason to lose a verdict.
+            stream.reconfigure(errors="backslashreplace")
     sys.exit(run(arguments))
 
 
@@ -46,18 +51,31 @@ def run(arguments: list[str] | None = None) -> int:
     except CycloptsError:
         return 2
     except PoloError as error:
-        print(f"polo: {error.diagnostics()}", file=sys.stderr)
+        _complain(error.diagnostics())
         return 2
     except KeyboardInterrupt:
         print("polo: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit):
+        # Whoever read our output has gone; rich says so by SystemExit. No verdict was delivered.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except OSError as error:
+        _complain(f"{error.filename or 'the system'}: {error.strerror or error}")
         return 2
     except Exception as error:
         if os.environ.get("POLO_DEBUG"):
             raise
-        print(f"polo: {type(error).__name__}: {error}", file=sys.stderr)
-        print("  what to do: set POLO_DEBUG=1 to see where, and report it", file=sys.stderr)
+        _complain(
+            f"{type(error).__name__}: {error}\n"
+            "  what to do: set POLO_DEBUG=1 to see where, and report it"
+        )
         return 2
     return result if isinstance(result, int) else 0
+
+
+def _complain(text: str) -> None:
+    """Print an error; what it quotes from files must not act on the terminal."""
+    from polo.verifier.verdict import plain
+
+    print("polo: " + "\n".join(plain(line) for line in text.splitlines()), file=sys.stderr)

@@ -16,11 +16,13 @@ def enrol(
     out: Path,
     bits: int = 256,
     shards: int = 100,
+    fewest_shards: int | None = None,
     fewest_steps: int = 1,
     strength: float = 0.001,
     reduction: Literal["sum", "mean"] = "sum",
     every: int = 1,
     load: float = 0.125,
+    block: int = 256,
     key: Literal["block", "dense"] = "block",
     passphrase: Flag = False,
     json: Flag = False,
@@ -43,6 +45,8 @@ def enrol(
         Bits of each mark.
     shards
         Most shards.
+    fewest_shards
+        Fewest shards; by default as many as the task's floor has steps.
     fewest_steps
         Fewest optimizer steps per shard.
     strength
@@ -53,6 +57,8 @@ def enrol(
         Add the mark's gradient every so many steps, that many times as strong.
     load
         Bits per weight of a block.
+    block
+        Weights per block, a power of two.
     key
         One small key per block (block), or one over all of them (dense).
     passphrase
@@ -68,11 +74,13 @@ def enrol(
         load_task(task),
         bits=bits,
         shards=shards,
+        fewest_shards=fewest_shards,
         fewest_steps=fewest_steps,
         strength=strength,
         reduction=reduction,
         every=every,
         load=load,
+        block=block,
         key=key,
     )
     signer = Identity.load(issuer, secret)

@@ -37,6 +37,8 @@ def keygen(
     """
     from polo.keys import Identity, save_public
 
+    if not name.name:
+        raise StoreError("give the key a name", advice="polo keygen alice")
     private, public = name.with_name(name.name + ".key"), name.with_name(name.name + ".pub")
     if public.exists():
         raise StoreError("exists already; a key is never overwritten", place=str(public))
@@ -112,7 +114,12 @@ def list_(*, json: Flag = False) -> None:
 
 def passphrase_of() -> bytes:
     """The passphrase of a private key: from POLO_PASSPHRASE, or asked for."""
-    given = os.environ.get("POLO_PASSPHRASE") or getpass.getpass("passphrase: ")
+    try:
+        given = os.environ.get("POLO_PASSPHRASE") or getpass.getpass("passphrase: ")
+    except EOFError as error:
+        raise StoreError(
+            "nobody is there to type a passphrase", advice="Set POLO_PASSPHRASE."
+        ) from error
     if not given:
         raise StoreError("an empty passphrase protects nothing")
     return given.encode()

@@ -16,7 +16,7 @@ UNITS = ("B", "kB", "MB", "GB", "TB")
 
 def print_json(value: Any) -> None:
     """Print a value as JSON for other programs."""
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+    print(json.dumps(value, indent=2))
 
 
 def size(count: float) -> str:

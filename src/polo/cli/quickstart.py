@@ -252,6 +252,8 @@ class _Play:
             f"[yellow]{title}[/]\n"
             f"    [yellow]{verdict.outcome.words} at level chain, forged in {each:.0f} ms a shard: "
             "the chain shows order and ownership, not effort[/]\n"
+            "    (the thief's marks are in the weights now, beside the trainer's; level chain does "
+            "not say who came first)\n"
             "    what closes it: terms that also ask for receipts, uniqueness, progress and\n"
             "    replay; this release knows level chain alone (docs/threat-model.md)\n"
         )

@@ -17,7 +17,7 @@ from polo.embedding.embedder import Embedder
 from polo.embedding.placement import parameters_of
 from polo.keys import Identity
 from polo.privacy import obfuscation
-from polo.protocol import derivation, signing
+from polo.protocol import chain, signing
 from polo.protocol.commitment import Opening
 from polo.protocol.detection import MILLION
 from polo.protocol.records import (
@@ -27,9 +27,8 @@ from polo.protocol.records import (
     Nonce,
     Retention,
     Start,
-    identity_of,
 )
-from polo.prover.sealing import Effort, Sealed, seal
+from polo.prover.sealing import Effort, Sealed, Setting, seal
 from polo.receipts import OfflineEnrolment
 from polo.storage.folder import MANIFEST_FILE, ProofFolder, checkpoint_path
 from polo.storage.writer import ProofWriter
@@ -92,7 +91,7 @@ def forge(
     """
     terms, source = enrolment.record.terms, enrolment.nonces
     writer = ProofWriter(out, key, Retention("all", 1, False))
-    forger = _Forger(model, enrolment, key, writer.secret)
+    forger = _Forger(model, enrolment, writer.secret)
     checkpoint = checkpoint_of(model)
     root = commit(checkpoint).root
     promise = obfuscation.secret_commitment(obfuscation.secret_of(writer.secret, 1))
@@ -120,25 +119,17 @@ def forge(
 class _Forger:
     """Presses marks by the finishing step alone."""
 
-    def __init__(
-        self, model: torch.nn.Module, enrolment: OfflineEnrolment, key: Identity, master: bytes
-    ) -> None:
+    def __init__(self, model: torch.nn.Module, enrolment: OfflineEnrolment, master: bytes) -> None:
         self._model = model
         self._terms = enrolment.record.terms
-        self._identity = identity_of(key.public_key)
+        self._enrolment = enrolment.record
         self._master = master
         self._parameters = parameters_of(model)
         self._carrier = carrier_of(self._terms, checkpoint_of(model).layout)
 
     def shard(self, nonce: Nonce, previous: bytes) -> tuple[Sealed, Opening]:
         """One shard that took no training."""
-        seed = derivation.seed(
-            root=previous,
-            shard=nonce.shard,
-            nonce=nonce.nonce,
-            identity=self._identity,
-            terms=self._terms.digest,
-        )
+        seed = chain.seed_of(self._enrolment, nonce, previous=previous)
         # The budget of the finishing step binds nobody who writes their own code.
         loose = replace(self._terms, finish=FinishTerms(MILLION, self._terms.finish.margin))
         embedder = Embedder(loose, self._carrier, seed, self._parameters)
@@ -147,12 +138,14 @@ class _Forger:
             self._parameters,
             embedder,
             embedder.finish(),
-            terms=self._terms,
-            carrier=self._carrier,
-            nonce=nonce,
-            previous=previous,
-            master=self._master,
-            sigma=self._terms.noise.least,
+            setting=Setting(
+                terms=self._terms,
+                carrier=self._carrier,
+                nonce=nonce,
+                previous=previous,
+                master=self._master,
+                sigma=self._terms.noise.least,
+            ),
             effort=Effort(1, self._terms.shards.fewest_steps),
             evaluate=None,
         )

@@ -8,8 +8,8 @@ from polo.cli.tasks import load_task
 from polo.errors import TermsError
 
 if TYPE_CHECKING:
+    from polo.planning import Plan
     from polo.protocol.layout import Layout
-    from polo.prover.planning import Plan
     from polo.tasks import Task
     from polo.watermark.capacity import Capacity
 
@@ -54,7 +54,7 @@ def validate(
         Print JSON.
     """
     from polo import enrolment
-    from polo.prover.planning import plan
+    from polo.planning import plan
     from polo.watermark.capacity import capacity
     from polo.weights.checkpoint import checkpoint_of
     from polo.weights.files import read_header
@@ -78,19 +78,21 @@ def validate(
         terms = enrolment.make_terms(subject, bits=bits, load=load, block=block, shards=shards)
         planned = plan(terms, layout, shards=shards)
     if json:
-        print_json(_as_json(fits, objection, planned, bits))
+        print_json(_as_json(fits, objection, planned, bits, enrolment.millionths(load)))
     else:
         _print(fits, objection, planned, bits, enrolment.millionths(load))
     return 1 if objection else 0
 
 
-def _as_json(fits: "Capacity", objection: str, planned: "Plan | None", bits: int) -> dict[str, Any]:
+def _as_json(
+    fits: "Capacity", objection: str, planned: "Plan | None", bits: int, load: int
+) -> dict[str, Any]:
     from polo.watermark.capacity import LOADS
 
     return {
         "fits": not objection,
         "objection": objection,
-        "advice": fits.advice(bits) if objection else "",
+        "advice": fits.advice(bits, load) if objection else "",
         "tensors": [
             {
                 "name": item.tensor.name,
@@ -119,6 +121,7 @@ def _print(fits: "Capacity", objection: str, planned: "Plan | None", bits: int, 
     from rich.markup import escape
     from rich.table import Table
 
+    from polo.verifier.verdict import plain
     from polo.watermark.capacity import COMFORTABLE_SHARE, LOADS
 
     console = Console(highlight=False)
@@ -130,13 +133,15 @@ def _print(fits: "Capacity", objection: str, planned: "Plan | None", bits: int, 
                 "×".join(map(str, item.tensor.shape)),
                 item.tensor.elements // fits.block,
             )
-            table.add_row(escape(item.tensor.name), item.tensor.dtype, shape, str(blocks))
+            table.add_row(escape(plain(item.tensor.name)), item.tensor.dtype, shape, str(blocks))
         else:
             reasons.setdefault(item.reason, []).append(item.tensor.name)
     console.print(table if fits.blocks else "no tensor may carry a mark")
     for reason, names in reasons.items():
         more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-        console.print(f"\n[bold]not[/] {escape(', '.join(names[:NAMED]))}{more}:\n    {reason}")
+        console.print(
+            f"\n[bold]not[/] {escape(plain(', '.join(names[:NAMED])))}{more}:\n    {reason}"
+        )
     console.print()
     for at in LOADS:
         console.print(
@@ -144,7 +149,7 @@ def _print(fits: "Capacity", objection: str, planned: "Plan | None", bits: int, 
         )
     if objection:
         console.print(f"\n[red]does not fit:[/] {objection}")
-        console.print(f"what to do: {fits.advice(bits)}")
+        console.print(f"what to do: {fits.advice(bits, load)}")
         return
     assert planned is not None
     share = fits.share(bits, load)

@@ -8,6 +8,7 @@ from cyclopts import Parameter
 
 from polo.cli.output import Flag, print_json, progress_bar, size
 from polo.cli.tasks import load_task
+from polo.errors import StoreError
 
 if TYPE_CHECKING:
     from polo.protocol.records import Manifest
@@ -54,6 +55,12 @@ def verify(
     from polo.verifier import Policy
     from polo.verifier import verify as run
 
+    if report and report.resolve().is_relative_to(proof.resolve()):
+        raise StoreError(
+            "a report inside the proof would be a file that nobody signed",
+            place=str(report),
+            advice="Write it somewhere else.",
+        )
     trusted: list[Trust] = [TrustStore(), *(trust or [])]
     with progress_bar() as tell:
         verdict = run(
@@ -64,10 +71,6 @@ def verify(
             model=model,
             listener=tell,
         )
-    if report:
-        from polo.verifier.report import render
-
-        report.write_text(render(verdict), encoding="utf-8")
     if json:
         print_json(verdict.to_json())
     else:
@@ -76,7 +79,11 @@ def verify(
         from polo.verifier.terminal import show as show_verdict
 
         show_verdict(verdict, Console(highlight=False))
-        if report:
+    if report:
+        from polo.verifier.report import render
+
+        report.write_text(render(verdict), encoding="utf-8")
+        if not json:
             print(f"report: {report}")
     return int(verdict.outcome)
 
@@ -104,7 +111,7 @@ def show(proof: Path, /, *, json: Flag = False) -> None:
     console = Console(highlight=False)
     console.print("[yellow]nothing here is checked; polo verify does that[/]\n")
     for name, value in _facts(manifest).items():
-        console.print(f"{name:<10} {value}", markup=False)
+        console.print(f"{name:<10} {value}", markup=False, soft_wrap=True)
     console.print(_table(manifest))
 
 

@@ -15,6 +15,8 @@ from polo.errors import FormatError, LimitError
 MAX_SAFE_INTEGER = 2**53 - 1
 MAX_DOCUMENT_BYTES = 16 * 2**20
 MAX_DEPTH = 16
+MAX_VALUES = 1_500_000
+"""Most commas and opening brackets: small values take far more memory than their bytes."""
 
 
 def encode(value: Any) -> bytes:
@@ -38,6 +40,8 @@ def parse(data: bytes, *, place: str, limit: int = MAX_DOCUMENT_BYTES) -> Any:
     """
     if len(data) > limit:
         raise LimitError(f"{len(data)} bytes; at most {limit} are read", place=place)
+    if data.count(b",") + data.count(b"[") + data.count(b"{") > MAX_VALUES:
+        raise LimitError(f"more than {MAX_VALUES} values", place=place)
     try:
         value = json.loads(data.decode("utf-8"), parse_float=_no_float, parse_constant=_no_float)
         canonical = encode(value)

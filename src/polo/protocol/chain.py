@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from polo.errors import ChainError, SignatureError
 from polo.protocol import derivation, nonces, signing
 from polo.protocol.detection import Reading
-from polo.protocol.records import Manifest, Nonce, Terms, identity_of
+from polo.protocol.records import Enrolment, Manifest, Nonce, Terms, identity_of
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,9 @@ RULES = ("order", "links", "duplicates", "limits", "noise", "receipts")
 def faults(manifest: Manifest) -> Iterator[Fault]:
     """Everything wrong with order, links, repetition, limits and declared noise."""
     terms = manifest.terms
-    if not manifest.shards:
-        yield Fault("limits", 0, "the proof holds no sealed shard")
-    if len(manifest.shards) > terms.shards.most:
-        yield Fault(
-            "limits", 0, f"{len(manifest.shards)} shards; the terms allow {terms.shards.most}"
-        )
+    if not terms.shards.least <= len(manifest.shards) <= terms.shards.most:
+        bounds = f"{terms.shards.least} to {terms.shards.most}"
+        yield Fault("limits", 0, f"{len(manifest.shards)} shards; the terms ask for {bounds}")
     if manifest.start.receipt and manifest.enrolment.nonces.kind == "offline":
         yield Fault("receipts", 0, "a receipt for the start, where the enrolment is offline")
     seen = {manifest.start.root: 0}
@@ -89,6 +86,23 @@ def misplaced(manifest: Manifest) -> Iterator[Fault]:
             yield Fault("files", 0, f"{path} belongs to no level that the terms ask for")
         if ".delta" in path and path.replace(".delta", "") in whole:
             yield Fault("files", 0, f"{path} stands beside the whole checkpoint")
+
+
+def seed_of(enrolment: Enrolment, nonce: Nonce, *, previous: bytes) -> bytes:
+    """The seed of a shard's mark under an enrolment.
+
+    Args:
+        enrolment: The enrolment.
+        nonce: The shard's nonce.
+        previous: Root of the checkpoint that the shard starts from.
+    """
+    return derivation.seed(
+        root=previous,
+        shard=nonce.shard,
+        nonce=nonce.nonce,
+        identity=identity_of(enrolment.identity),
+        terms=enrolment.terms.digest,
+    )
 
 
 @dataclass(frozen=True)
@@ -142,13 +156,7 @@ class ChainWalk:
         receipts = nonces.receipts_of(self._manifest)
         previous = self._manifest.root_before(self._at)
         nonces.check(nonce, enrolment, receipts, self._verifier, previous=previous, place=place)
-        seed = derivation.seed(
-            root=previous,
-            shard=self._at,
-            nonce=nonce.nonce,
-            identity=identity_of(enrolment.identity),
-            terms=enrolment.terms.digest,
-        )
+        seed = seed_of(enrolment, nonce, previous=previous)
         self._query = MarkQuery(self._at, self._manifest.shards[self._at - 1].root, seed)
         return self._query
 

@@ -213,7 +213,7 @@ class Record:
         if cls.FORMAT and value.get("format") != cls.FORMAT:
             found = str(value.get("format"))[:80]
             raise FormatError(
-                f"expected format {cls.FORMAT}, found {found}",
+                f"expected format {cls.FORMAT}, found {found!r}",
                 place=place,
                 advice="A newer format needs a newer release of PoLO.",
             )
@@ -233,7 +233,12 @@ class Record:
         """The record as a JSON value."""
         written: dict[str, Any] = {"format": self.FORMAT} if self.FORMAT else {}
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
-            written[field.name] = field.metadata["polo"].write(getattr(self, field.name))
+            try:
+                written[field.name] = field.metadata["polo"].write(getattr(self, field.name))
+            except FormatError as error:
+                if error.place == "record":
+                    error.place = f"{type(self).__name__}.{field.name}"
+                raise
         return written
 
     @classmethod

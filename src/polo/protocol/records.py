@@ -49,6 +49,7 @@ _COUNT = Integer(0, canonical.MAX_SAFE_INTEGER)
 _TIME = Integer(0, canonical.MAX_SAFE_INTEGER)
 _SHARD = Integer(1, MAX_SHARDS)
 _WORD = Text(64, r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_METRIC = Text(64, r"[A-Za-z0-9][A-Za-z0-9._/-]*")
 _TENSOR = Text(512, r"[^\x00-\x1f\x7f]+")
 _SETTING = Text(256)
 
@@ -68,7 +69,7 @@ class TaskTerms(Record):
 
     name: str = of(Text(128, r"[A-Za-z0-9][A-Za-z0-9._:-]*"))
     version: int = of(Integer(1, 2**31 - 1))
-    metric: str = of(_WORD)
+    metric: str = of(_METRIC)
     floor: tuple[int, ...] = of(ListOf(_RATE, MAX_SHARDS))
 
     def floor_of(self, shard: int) -> int:
@@ -156,8 +157,9 @@ class NoiseTerms(Record):
 
 @dataclass(frozen=True)
 class ShardTerms(Record):
-    """How many shards there may be, and how short one may be."""
+    """How many shards there may and must be, and how short one may be."""
 
+    least: int = of(Integer(1, MAX_SHARDS))
     most: int = of(Integer(1, MAX_SHARDS))
     fewest_steps: int = of(Integer(0, 2**31 - 1))
 
@@ -227,6 +229,8 @@ class Terms(Record):
     def check(self, place: str = "terms") -> None:
         """Refuse terms that contradict themselves."""
         self.scheme.check(f"{place}.scheme")
+        if self.shards.least > self.shards.most:
+            raise TermsError("the least number of shards is above the most", place=place)
         if self.noise.least > self.noise.most:
             raise TermsError("the least noise is above the most", place=place)
         levels = [item.level for item in self.evidence]
@@ -406,7 +410,7 @@ class Shard(Record):
     epochs: int = of(_COUNT)
     steps: int = of(_COUNT)
     matches: int = of(_COUNT)
-    metrics: Mapping[str, int] = of(MapOf(_WORD, Integer(-(2**52), 2**52), 64))
+    metrics: Mapping[str, int] = of(MapOf(_METRIC, Integer(-(2**52), 2**52), 64))
     finish: FinishRecord = of(Nested(FinishRecord))
     noise: NoiseRecord = of(Nested(NoiseRecord))
     evidence: Mapping[str, bytes] = of(MapOf(_WORD, _HASH, 16))

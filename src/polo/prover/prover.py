@@ -2,6 +2,7 @@
 
 import logging
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,27 +11,27 @@ from typing import Any, Protocol, Self
 
 import torch
 
-from polo.embedding.embedder import Embedder
+from polo.embedding.embedder import Embedder, Finished
 from polo.embedding.hook import StepHook, inner
 from polo.embedding.placement import check_trained, parameters_of
 from polo.errors import ChainError, SignatureError, StoreError, TermsError, WeightsError
 from polo.keys import Identity
 from polo.privacy import obfuscation
-from polo.protocol import derivation, signing
+from polo.protocol import chain, signing
 from polo.protocol.detection import MILLION, Reading
 from polo.protocol.records import (
+    MAX_SHARDS,
     Enrolment,
     Manifest,
     Nonce,
     Retention,
     Shard,
     Start,
-    identity_of,
 )
-from polo.prover.monitor import Monitor
-from polo.prover.sealing import Effort, Evaluate, seal
+from polo.prover.monitor import EmbeddingWarning, Monitor
+from polo.prover.sealing import Effort, Evaluate, Setting, seal
 from polo.receipts import NonceSource, OfflineEnrolment
-from polo.storage import state
+from polo.storage import delta, state
 from polo.storage.folder import ProofFolder
 from polo.storage.writer import ProofWriter
 from polo.watermark.mark import carrier_of
@@ -154,6 +155,8 @@ class Prover:
         self.on_seal = list(on_seal)
         self._nonces = enrolment.nonces
         self._sigma = self._checked_sigma(sigma)
+        if check_every is not None and check_every < 1:
+            raise TermsError(f"check_every = {check_every}: give a number of steps, or None")
         self._check_every = check_every
         self._writer = ProofWriter(store, signer, _retention(retention, deltas))
         self._monitor = Monitor(self.terms)
@@ -165,7 +168,7 @@ class Prover:
         self._embedder: Embedder | None = None
         self._nonce: Nonce | None = None
         self._epochs = self._steps = self._total_steps = 0
-        self._failed = False
+        self._failed = self._started = self._finished = False
         manifest = self._writer.manifest
         if manifest and manifest.enrolment != self.enrolment:
             self._writer.close()
@@ -205,7 +208,9 @@ class Prover:
             evaluate: Measures the sealed weights, unless `end_epoch` brings its own.
             also: Further objects with `state_dict` to save and restore: schedulers, scalers.
         """
-        first = self._model is None
+        if self._finished:
+            raise ChainError("this proof is finished; make a new Prover to go on with it")
+        _refuse_several_ranks()
         parameters = parameters_of(model)
         layout = checkpoint_of(model).layout
         if layout.digest != self.terms.layout:
@@ -216,14 +221,16 @@ class Prover:
         self._carrier = carrier_of(self.terms, layout)
         check_trained(parameters, self._carrier, inner(optimizer))
         self._model, self._optimizer = model, inner(optimizer)
-        self._parameters = parameters
+        given = {id(p) for group in self._optimizer.param_groups for p in group["params"]}
+        self._parameters = {name: p for name, p in parameters.items() if id(p) in given}
         self._also = also or {}
         self._evaluate = evaluate or self._evaluate
-        if first:
+        if not self._started:
             if self._writer.manifest is None:
                 self._begin()
             else:
                 self._resume()
+            self._started = True
         self._place()
         self.detach()
         self._failed = False
@@ -255,8 +262,10 @@ class Prover:
 
         Steps that could not be sealed are outside the proof; `Proof.outside` counts them.
         """
-        if self._model is None:
+        if not self._started:
             raise ChainError("finish() before attach(): there is nothing to prove")
+        if self._finished:
+            raise ChainError("this proof is finished already")
         self._evaluate = evaluate or self._evaluate
         steps = self._shard_steps()
         if steps and not self._failed:
@@ -264,6 +273,7 @@ class Prover:
             steps = self._shard_steps()
         self.detach()
         manifest = self._writer.finish(steps)
+        self._finished = True
         self._writer.close()
         if steps:
             logger.warning("%d steps after shard %d are outside the proof", steps, self.shards)
@@ -281,7 +291,7 @@ class Prover:
         answer = self._nonces.commit(0, root)
         start = Start(root, obfuscation.secret_commitment(secret), answer.receipt)
         manifest = Manifest(self.enrolment, start, (), self._writer.retention, (), False, 0, None)
-        state.write_state(self._writer.training_state(0), self._training_state())
+        state.write_state(self._writer.training_state(0), self._training_state(root))
         self._writer.begin(manifest, checkpoint.layout, checkpoint)
         self._nonce = answer.nonce
 
@@ -298,18 +308,29 @@ class Prover:
             load_into(model, checkpoint)
         path = self._writer.training_state(shard)
         if path.exists():
-            saved = state.read_state(path)
-            assert self._optimizer is not None
-            self._optimizer.load_state_dict(saved["optimizer"])
-            for name, item in self._also.items():
-                if name in saved["also"]:
-                    item.load_state_dict(saved["also"][name])
-            state.restore_random(saved["random"])
-            self._total_steps = saved["steps"]
+            self._restore(state.read_state(path), path)
         else:
             logger.warning("no training state beside the proof: optimizer and generators are new")
         self._nonce = self._nonces.commit(shard, self._root()).nonce
         logger.info("resumed after shard %d, epoch %d", shard, self.epoch)
+
+    def _restore(self, saved: dict[str, Any], path: Path) -> None:
+        """Put optimizer, further objects and generators back."""
+        assert self._optimizer is not None
+        if saved["root"] != self._root().hex():
+            raise StoreError(
+                "this training state belongs to another run",
+                place=str(path),
+                advice="Bring the right state folder back, or remove this file to go on without.",
+            )
+        self._optimizer.load_state_dict(saved["optimizer"])
+        for name, item in self._also.items():
+            if name in saved["also"]:
+                item.load_state_dict(saved["also"][name])
+            else:
+                logger.warning("%r was not saved beside the proof: it stays as it is", name)
+        state.restore_random(saved["random"])
+        self._total_steps = saved["steps"]
 
     def _check_secret(self, shard: int) -> None:
         """Refuse to go on with another secret than the chain has committed to."""
@@ -332,16 +353,11 @@ class Prover:
             self._embedder = None
             logger.info("the terms allow no shard %d", shard)
             return
-        seed = derivation.seed(
-            root=self._root(),
-            shard=shard,
-            nonce=self._nonce.nonce,
-            identity=identity_of(self.enrolment.identity),
-            terms=self.terms.digest,
-        )
+        seed = chain.seed_of(self.enrolment, self._nonce, previous=self._root())
         self._embedder = Embedder(self.terms, self._carrier, seed, self._parameters)
 
     def _before_step(self, scale: torch.Tensor | float) -> None:
+        self._catch_up()
         if self._embedder and self._total_steps % self.terms.scheme.every == 0:
             began = time.perf_counter()
             self._embedder.add_gradient(scale)
@@ -351,12 +367,18 @@ class Prover:
         self._steps += 1
         self._total_steps += 1
         if self._embedder is None and self._steps == 1:
-            logger.warning("all shards that the terms allow are sealed: this step is outside")
+            warnings.warn(
+                f"all {self.shards} shards that the terms allow are sealed; from here on training "
+                "is outside the proof",
+                EmbeddingWarning,
+                stacklevel=2,
+            )
         if self._check_every and self._steps % self._check_every == 0:
             self._check()
 
     def _check(self) -> Progress | None:
         """Read the mark; finish and seal if that suffices."""
+        self._catch_up()
         if self._embedder is None:
             return None
         began = time.perf_counter()
@@ -366,47 +388,74 @@ class Prover:
         if self._shard_steps() >= max(1, self.terms.shards.fewest_steps):
             finished = None if reading.reaches(goal) else self._embedder.finish()
             if finished is None or finished.reading.reaches(goal):
-                sealed = self._seal(finished)
+                sealed = self._seal(self._embedder, finished)
             else:
                 self._monitor.waiting(shard, reading)
         self.timings.sealing += time.perf_counter() - began
         return Progress(shard, reading, sealed)
 
-    def _seal(self, finished: Any) -> Shard:
-        assert self._embedder is not None
-        assert self._nonce is not None
-        done = seal(
-            self._live_model(),
-            self._parameters,
-            self._embedder,
-            finished,
-            terms=self.terms,
-            carrier=self._carrier,
-            nonce=self._nonce,
-            previous=self._root(),
-            master=self._writer.secret,
-            sigma=self._sigma,
-            effort=Effort(self._epochs, self._shard_steps()),
-            evaluate=self._evaluate,
-        )
-        number = done.record.shard
-        where = self._carrier.leaves(self._embedder.mark.blocks)
-        opening = done.commitment.open(done.checkpoint, where)
-        answer = self._nonces.commit(number, done.commitment.root)
-        record = replace(done.record, receipt=answer.receipt)
-        state.write_state(self._writer.training_state(number), self._training_state())
-        self._writer.seal(record, done.checkpoint, opening, self._nonce)
-        self._nonce = answer.nonce
-        self._epochs = self._steps = 0
-        self._monitor.sealed()
+    def _seal(self, embedder: Embedder, finished: Finished | None) -> Shard:
+        """Seal the current shard: all of it, or the model stays as it was."""
+        number = self.shards + 1
+        before = {name: p.detach().cpu().clone() for name, p in self._parameters.items()}
+        try:
+            record, following = self._write_shard(embedder, finished)
+        except BaseException:
+            if self.shards < number:
+                with torch.no_grad():
+                    for name, parameter in self._parameters.items():
+                        parameter.copy_(before[name])
+            raise
+        self._advance(following)
         logger.info(
             "sealed shard %d: %d of %d bits, root %s",
             number, record.matches, self.terms.scheme.bits, record.root.hex()[:16],
         )  # fmt: skip
         for callback in self.on_seal:
             callback(record)
-        self._place()
         return record
+
+    def _write_shard(
+        self, embedder: Embedder, finished: Finished | None
+    ) -> tuple[Shard, Nonce | None]:
+        """Edit the model, commit to it, and write it; returns the next shard's nonce, too."""
+        assert self._nonce is not None
+        done = seal(
+            self._live_model(),
+            self._parameters,
+            embedder,
+            finished,
+            setting=Setting(
+                terms=self.terms,
+                carrier=self._carrier,
+                nonce=self._nonce,
+                previous=self._root(),
+                master=self._writer.secret,
+                sigma=self._sigma,
+            ),
+            effort=Effort(self._epochs, self._shard_steps()),
+            evaluate=self._evaluate,
+        )
+        number, root = done.record.shard, done.commitment.root
+        where = self._carrier.leaves(embedder.mark.blocks)
+        opening = done.commitment.open(done.checkpoint, where)
+        answer = self._nonces.commit(number, root)
+        record = replace(done.record, receipt=answer.receipt)
+        state.write_state(self._writer.training_state(number), self._training_state(root))
+        self._writer.seal(record, done.checkpoint, opening, self._nonce)
+        return record, answer.nonce
+
+    def _advance(self, nonce: Nonce | None) -> None:
+        """Go on to the next shard."""
+        self._nonce = nonce
+        self._epochs = self._steps = 0
+        self._monitor.sealed()
+        self._place()
+
+    def _catch_up(self) -> None:
+        """After an interrupt between writing a shard and noticing it, notice it now."""
+        if self._nonce is not None and self._nonce.shard <= self.shards:
+            self._advance(self._nonces.commit(self.shards, self._root()).nonce)
 
     def _shard_steps(self) -> int:
         """Steps of the current shard, without those that a scaler skipped."""
@@ -424,9 +473,10 @@ class Prover:
             raise ChainError("no model is attached")
         return self._model
 
-    def _training_state(self) -> dict[str, Any]:
+    def _training_state(self, root: bytes) -> dict[str, Any]:
         assert self._optimizer is not None
         return {
+            "root": root.hex(),
             "optimizer": self._optimizer.state_dict(),
             "also": {name: item.state_dict() for name, item in self._also.items()},
             "random": state.random_state(),
@@ -468,8 +518,24 @@ class Attachment:
         self._prover._failed = kind is not None
 
 
+def _refuse_several_ranks() -> None:
+    """Sealing edits the weights of this process alone, so replicas would drift apart."""
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        ranks = distributed.get_world_size()
+        if ranks > 1:
+            raise ChainError(
+                f"this run has {ranks} ranks; this release proves training on one",
+                advice="Train on one rank, or wait for the distributed integration.",
+            )
+
+
 def _retention(kept: str | int, deltas: bool) -> Retention:
+    if deltas:
+        delta.require()
     if isinstance(kept, int):
+        if not 1 <= kept <= MAX_SHARDS:
+            raise TermsError(f"retention {kept}: keep every k-th checkpoint, k from 1")
         return Retention("every", kept, deltas)
     if kept not in ("all", "thin"):
         raise TermsError(f"retention {kept!r}: use 'all', 'thin', or an integer")

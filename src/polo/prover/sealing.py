@@ -9,18 +9,20 @@ import numpy as np
 import torch
 
 from polo.embedding.embedder import Embedder, Finished
-from polo.errors import ChainError, TermsError
+from polo.errors import ChainError, TermsError, WeightsError
 from polo.privacy import obfuscation
 from polo.protocol.carrier import Carrier
-from polo.protocol.detection import MILLION
+from polo.protocol.detection import MILLION, Reading
 from polo.protocol.records import FinishRecord, NoiseRecord, Nonce, Shard, Terms
+from polo.watermark.mark import Mark
+from polo.watermark.reading import read, values_of
 from polo.weights.checkpoint import MemoryCheckpoint, checkpoint_of
 from polo.weights.hashing import Commitment, commit
 
 Evaluate = Callable[[], float | Mapping[str, float]]
 """Measures the model: one number (the task's metric) or several by name."""
 
-METRIC = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+METRIC = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,63}")
 LARGEST_METRIC = 1e9
 
 _NOISY = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -42,6 +44,27 @@ class Sealed:
 
 
 @dataclass(frozen=True)
+class Setting:
+    """What a shard is sealed under.
+
+    Attributes:
+        terms: The terms.
+        carrier: The carrier.
+        nonce: The shard's nonce.
+        previous: Root of W_{x-1}.
+        master: The secret that all shards' obfuscation comes from.
+        sigma: σ of the obfuscation, in millionths.
+    """
+
+    terms: Terms
+    carrier: Carrier
+    nonce: Nonce
+    previous: bytes
+    master: bytes
+    sigma: int
+
+
+@dataclass(frozen=True)
 class Effort:
     """What a shard took."""
 
@@ -55,12 +78,7 @@ def seal(
     embedder: Embedder,
     finished: Finished | None,
     *,
-    terms: Terms,
-    carrier: Carrier,
-    nonce: Nonce,
-    previous: bytes,
-    master: bytes,
-    sigma: int,
+    setting: Setting,
     effort: Effort,
     evaluate: Evaluate | None,
 ) -> Sealed:
@@ -68,55 +86,63 @@ def seal(
 
     Args:
         model: The model.
-        parameters: Its parameters by canonical name.
+        parameters: Its trained parameters by canonical name; these alone get noise.
         embedder: The shard's mark in it.
         finished: The finishing step, if one is needed.
-        terms: The terms.
-        carrier: The carrier.
-        nonce: The shard's nonce.
-        previous: Root of W_{x-1}.
-        master: The secret that all shards' obfuscation comes from.
-        sigma: σ of the obfuscation, in millionths.
+        setting: What the shard is sealed under.
         effort: What the shard took.
         evaluate: Measures the sealed weights.
     """
+    shard, terms = setting.nonce.shard, setting.terms
     if finished:
         embedder.apply(finished)
-    secret = obfuscation.secret_of(master, nonce.shard)
+    secret = obfuscation.secret_of(setting.master, shard)
     _obfuscate(
         parameters,
-        carrier,
+        setting.carrier,
         embedder.mark.blocks,
-        seed=obfuscation.noise_seed(secret, nonce.nonce),
+        seed=obfuscation.noise_seed(secret, setting.nonce.nonce),
         fraction=terms.noise.fraction,
-        sigma=sigma,
+        sigma=setting.sigma,
     )
     metrics = _metrics(evaluate, terms.task.metric)
     checkpoint = checkpoint_of(model)
+    reading = _read_back(checkpoint, embedder.mark, setting)
     commitment = commit(checkpoint)
-    reading = embedder.read()
-    if not reading.reaches(terms.thresholds.embed):
-        raise ChainError(
-            f"the mark of shard {nonce.shard} was lost between finishing and sealing: "
-            f"η = {reading.eta:.3f}",
-            advice="Does the evaluate callback change the weights?",
-        )
-    following = obfuscation.secret_of(master, nonce.shard + 1)
+    following = obfuscation.secret_of(setting.master, shard + 1)
     record = Shard(
-        shard=nonce.shard,
-        previous=previous,
+        shard=shard,
+        previous=setting.previous,
         root=commitment.root,
         epochs=effort.epochs,
         steps=effort.steps,
         matches=reading.matches,
         metrics=metrics,
         finish=FinishRecord(finished.turned, finished.largest) if finished else FinishRecord(0, 0),
-        noise=NoiseRecord(sigma, obfuscation.secret_commitment(following)),
+        noise=NoiseRecord(setting.sigma, obfuscation.secret_commitment(following)),
         evidence={},
         sealed=int(time.time()),
         receipt=None,
     )
     return Sealed(record, checkpoint, commitment)
+
+
+def _read_back(checkpoint: MemoryCheckpoint, mark: Mark, setting: Setting) -> Reading:
+    """Read the mark out of the very weights that will be signed, as a verifier will."""
+    if checkpoint.layout.digest != setting.terms.layout:
+        raise WeightsError(
+            "the model's tensors are no longer those the terms were made for",
+            advice="Was a buffer or a parameter added, removed or converted after attach()?",
+        )
+    reading = read(mark, values_of(mark, setting.carrier, checkpoint))
+    if not reading.reaches(setting.terms.thresholds.embed):
+        raise ChainError(
+            f"the mark of shard {setting.nonce.shard} is not in the model that is to be sealed: "
+            f"η = {reading.eta:.3f}",
+            advice="Does evaluate() change the weights? Were parameters replaced after attach()? "
+            "Attach again after load_state_dict(..., assign=True).",
+        )
+    return reading
 
 
 @torch.no_grad()
@@ -160,7 +186,7 @@ def _metrics(evaluate: Evaluate | None, metric: str) -> dict[str, int]:
     named = measured if isinstance(measured, Mapping) else {metric: measured}
     for name, value in named.items():
         if not METRIC.fullmatch(name):
-            raise TermsError(f"{name!r} is no name for a metric; use letters, digits, . _ -")
+            raise TermsError(f"{name!r} is no name for a metric; use letters, digits, . _ / -")
         if not abs(float(value)) < LARGEST_METRIC:
             raise TermsError(f"evaluate() measured {name} = {value}, which a proof cannot hold")
     return {name: round(float(value) * MILLION) for name, value in named.items()}

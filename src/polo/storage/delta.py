@@ -104,6 +104,11 @@ def _header(count: int, total: int) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
+def require() -> None:
+    """Refuse now if deltas cannot be written later."""
+    _zstandard()
+
+
 def _zstandard() -> Any:
     try:
         import zstandard

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from polo.errors import FormatError, LimitError, StoreError
 from polo.protocol import canonical
-from polo.protocol.layout import Layout
-from polo.protocol.records import File, Manifest, Nonce
-from polo.weights.files import FileCheckpoint, open_plain
+from polo.protocol.digest import SIZE
+from polo.protocol.layout import CHUNK_BYTES, Layout
+from polo.protocol.records import File, Manifest, Nonce, SchemeTerms
+from polo.weights.files import FileCheckpoint, header_of, open_plain
 
 MANIFEST_FILE = "manifest.json"
 LAYOUT_FILE = "layout.json"
@@ -34,6 +35,19 @@ def opening_path(shard: int) -> str:
 def nonce_path(shard: int) -> str:
     """Path of an opened nonce inside a proof."""
     return f"nonces/{shard:06d}.json"
+
+
+def most_bytes(path: str, layout: Layout, scheme: SchemeTerms) -> int:
+    """Most bytes that a file of a proof can have, so that no lie about its size costs time."""
+    kind = path.partition("/")[0]
+    if kind == "checkpoints":
+        whole = len(header_of(layout)) + layout.size
+        return whole + whole // 64 + 2**20 if ".delta" in path else whole
+    if kind == "openings":
+        return 1024 + scheme.blocks * (CHUNK_BYTES + 8 + 64 * SIZE)
+    if kind == "nonces":
+        return _MAX_NONCE_FILE
+    return canonical.MAX_DOCUMENT_BYTES
 
 
 class ProofFolder:
@@ -65,7 +79,7 @@ class ProofFolder:
 
     def checkpoint(self, shard: int, layout: Layout) -> FileCheckpoint:
         """The stored checkpoint of a shard; its root is not checked here."""
-        return FileCheckpoint.canonical(self.path / checkpoint_path(shard), layout)
+        return FileCheckpoint.canonical(self.file(checkpoint_path(shard)), layout)
 
     def strangers(self, manifest: Manifest) -> Iterator[str]:
         """Everything in the folder that the manifest does not list, or that is no plain file."""
@@ -84,9 +98,24 @@ class ProofFolder:
                     elif name not in listed or not entry.is_file(follow_symlinks=False):
                         yield name
 
-    def check_file(self, file: File) -> None:
-        """Refuse a file whose size or digest is not what the manifest says."""
-        with open_plain(self.path / file.path) as handle:
+    def file(self, name: str) -> Path:
+        """Where a file of the proof lies; one that lies behind a link is refused."""
+        path = self.path / name
+        for folder in path.relative_to(self.path).parents:
+            if (self.path / folder).is_symlink() and str(folder) != ".":
+                raise StoreError("lies behind a link", place=name)
+        return path
+
+    def check_file(self, file: File, most: int) -> None:
+        """Refuse a file whose size or digest is not what the manifest says.
+
+        Args:
+            file: What the manifest says.
+            most: Most bytes that such a file can have; a larger one is not read at all.
+        """
+        if file.size > most:
+            raise LimitError(f"{file.size} bytes; it can have {most} at most", place=file.path)
+        with open_plain(self.file(file.path)) as handle:
             size = os.fstat(handle.fileno()).st_size
             if size != file.size:
                 raise FormatError(
@@ -96,7 +125,7 @@ class ProofFolder:
                 raise FormatError("its bytes are not those that were signed", place=file.path)
 
     def _read(self, name: str, limit: int) -> bytes:
-        with open_plain(self.path / name) as file:
+        with open_plain(self.file(name)) as file:
             data = file.read(limit + 1)
         if len(data) > limit:
             raise LimitError(f"more than {limit} bytes", place=name)

@@ -56,7 +56,7 @@ def checkpoints(
                 elif whole not in listed and packed not in damaged and newer:
                     unpacked = Path(temporary) / "unpacked.safetensors"
                     with unpacked.open("wb") as file:
-                        delta.apply_delta(folder.path / packed, newer, file.write, place=packed)
+                        delta.apply_delta(folder.file(packed), newer, file.write, place=packed)
                     opened = FileCheckpoint.canonical(unpacked, layout)
                     unpacked.unlink()  # It lives on until it is closed.
                 if newer:

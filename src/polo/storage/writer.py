@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from polo.errors import LockedError, StoreError
+from polo.keys import Ed25519Verifier
 from polo.protocol import signing
 from polo.protocol.commitment import Opening
 from polo.protocol.layout import Layout
@@ -74,9 +75,13 @@ class ProofWriter:
         self.path.mkdir(parents=True, exist_ok=True)
         if (self.path / MANIFEST_FILE).exists():
             self.manifest = ProofFolder(self.path).manifest()
+            own = self._signer.public_key
+            signing.check(self.manifest, own, Ed25519Verifier(), place=str(self.path))
             if self.manifest.retention != self.retention:
+                begun = self.manifest.retention
                 raise StoreError(
-                    f"was begun with retention {self.manifest.retention.kind}; keep to it",
+                    f"was begun with retention {begun.kind}, every {begun.every}, "
+                    f"deltas {begun.deltas}; keep to it",
                     place=str(self.path),
                 )
         elif any(self.path.iterdir()) and not (self.state_path / "secret").exists():
@@ -215,7 +220,19 @@ class ProofWriter:
             name = path.relative_to(self.path).as_posix()
             known = name in listed or name == MANIFEST_FILE
             if not known and _OURS.fullmatch(name) and not path.is_dir():
+                self._check_leftover(path)
                 yield path
+
+    def _check_leftover(self, path: Path) -> None:
+        """Refuse to remove what no killed sealing of this manifest can have left behind."""
+        number = path.name.partition(".")[0]
+        next_shard = len(self.manifest.shards) + 1 if self.manifest else 0
+        if number.isdecimal() and int(number) > next_shard:
+            raise StoreError(
+                f"{path.name} belongs to a later shard than {MANIFEST_FILE} knows",
+                place=str(self.path),
+                advice=f"Bring the newest {MANIFEST_FILE} back; nothing was removed.",
+            )
 
 
 class _Hashing:

@@ -66,7 +66,10 @@ def _import(path: str) -> object:
         for part in attribute.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError, ValueError) as error:
-        raise TaskError(f"the task {path!r} cannot be loaded: {error}") from error
+        raise TaskError(
+            f"the task {path!r} cannot be loaded: {error}",
+            advice="Install what it needs, or verify with --accuracy none.",
+        ) from error
     return found() if isinstance(found, type) else found
 
 

@@ -11,7 +11,9 @@ from polo.protocol.records import Manifest
 from polo.tasks import Task
 from polo.verifier.policy import Policy
 from polo.verifier.verdict import Check, Status
+from polo.weights.checkpoint import checkpoint_of
 from polo.weights.files import FileCheckpoint
+from polo.weights.hashing import commit
 
 if TYPE_CHECKING:
     import torch
@@ -46,6 +48,9 @@ class Bench:
             self._problem = Check(
                 "accuracy", Status.UNDECIDED, error.message, place=error.place, advice=error.advice
             )
+        except Exception as error:  # The task is the verifier's own and may fail as it likes.
+            detail = f"the task could not build its model: {type(error).__name__}: {error}"
+            self._problem = Check("accuracy", Status.UNDECIDED, detail)
 
     @property
     def ready(self) -> bool:
@@ -57,13 +62,17 @@ class Bench:
         if self._problem:
             yield self._problem
 
-    def test(self, shard: int, checkpoint: FileCheckpoint) -> Iterator[Check]:
-        """Measure one shard's weights."""
+    def test(self, shard: int, checkpoint: FileCheckpoint, root: bytes) -> Iterator[Check]:
+        """Measure one shard's weights; `root` is what they must hash to once they are loaded."""
         assert self._model is not None
         from polo.weights.loading import load_into
 
         try:
             load_into(self._model, checkpoint)
+            if commit(checkpoint_of(self._model), threads=self._policy.threads).root != root:
+                detail = "the file changed while it was verified"
+                yield Check("accuracy", Status.FAILED, detail, shard=shard)
+                return
             measured = float(self._task.evaluate(self._model))
         except Exception as error:  # The task is the verifier's own; the weights are not.
             detail = f"the task could not test it: {type(error).__name__}: {error}"
@@ -112,8 +121,6 @@ class Bench:
         return task
 
     def _build(self, layout: Layout) -> "torch.nn.Module":
-        from polo.weights.checkpoint import checkpoint_of
-
         model = self._task.build_model()
         if checkpoint_of(model).layout != layout:
             raise TaskError("the task's model has another layout than the terms")

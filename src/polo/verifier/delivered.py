@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from polo.errors import PoloError
+from polo.errors import PoloError, StoreError
 from polo.protocol.layout import CARRIER_DTYPES, DTYPE_BYTES, Tensor
 from polo.verifier.verdict import Check, Status
 from polo.weights import dtypes
@@ -24,11 +24,12 @@ def compare(path: Path, last: FileCheckpoint) -> Check:
             advice="Convert it where it was made: safetensors.torch.save_file(state_dict, FILE)",
         )
     try:
-        with FileCheckpoint.any(path) as delivered:
+        # The user chose this path, so a link, as in a model cache, is followed.
+        with FileCheckpoint.any(path.resolve()) as delivered:
             return _compare(path, last, delivered)
     except PoloError as error:
-        missing = not path.exists()
-        status = Status.UNDECIDED if missing else Status.FAILED
+        absent = isinstance(error, StoreError)
+        status = Status.UNDECIDED if absent else Status.FAILED
         return Check("delivered", status, error.message, place=error.place or str(path))
 
 

@@ -36,14 +36,15 @@ MEANINGS: dict[str, str] = {
     "files": "Every file is the one that was signed, and there is no other.",
     "layout": "Names, types and shapes of the weights are those of the terms.",
     "order": "Shards are numbered 1, 2, 3, … without a gap.",
-    "links": "Each shard starts from the very weights that ended the one before.",
+    "links": "Each shard names the root that ended the one before; its mark derives from it.",
     "duplicates": "No two shards end in the same weights.",
-    "limits": "There are no more shards, and none is shorter, than the terms allow.",
+    "limits": "There are as many shards, and each says it took as many steps, as the terms ask.",
     "receipts": "There are no receipts where the enrolment is offline.",
     "noise": "The declared obfuscation is within the terms' bounds.",
     "nonce": "The issuer drew this nonce; the prover could not choose it.",
     "root": "The stored weights are those the chain commits to.",
     "mark": "The weights carry a mark that could not be known before the shard began.",
+    "reading": "The prover's own count of matching bits is right.",
     "accuracy": "The stored model does the task's job on public data as well as the terms ask.",
     "claim": "The prover's own figure agrees with what was measured here.",
     "start": "How the weights before the first shard came about.",
@@ -237,12 +238,21 @@ class Verdict:
             "proof": self.proof,
             "facts": dict(self.facts),
             "levels": [
-                {"level": name, "shows": text.shows, "does_not_show": text.does_not_show}
+                {
+                    "level": name,
+                    "shows": self._shown(text),
+                    "does_not_show": text.does_not_show,
+                }
                 for name, text in LEVEL_TEXTS.items()
                 if name in self.levels
             ],
             "checks": [check.to_json() for check in self.checks],
         }
+
+    def _shown(self, text: LevelText) -> str:
+        """What a level shows here: accuracy only where it was tested."""
+        tested = bool(self.per_shard("accuracy"))
+        return text.shows if tested else text.shows.replace(", accuracy on the public test", "")
 
     def __str__(self) -> str:
         return self.headline()

@@ -1,5 +1,6 @@
 """Verifying a proof: signatures and files first, then the chain from the newest shard back."""
 
+import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 from polo._version import __version__
 from polo.errors import FormatError, MissingError, PoloError, StoreError
 from polo.keys import Ed25519Verifier, Trust, TrustStore, trusted_keys
-from polo.protocol import chain, signing
+from polo.protocol import canonical, chain, signing
 from polo.protocol.carrier import Carrier
 from polo.protocol.layout import Layout
 from polo.protocol.records import Manifest, identity_of
@@ -17,6 +18,7 @@ from polo.storage.folder import (
     MANIFEST_FILE,
     ProofFolder,
     checkpoint_path,
+    most_bytes,
     nonce_path,
     opening_path,
 )
@@ -30,6 +32,8 @@ from polo.watermark.schemes import SCHEMES
 from polo.weights.checkpoint import Checkpoint
 from polo.weights.files import FileCheckpoint
 from polo.weights.hashing import commit
+
+MOST_STRANGERS = 100
 
 Listener = Callable[[str, int, int], None]
 """Hears what is being done, how much of it is done, and how much there is."""
@@ -95,7 +99,6 @@ class _Run:
         try:
             folder = ProofFolder(self._path)
             manifest = folder.manifest()
-            manifest.terms.check(f"{MANIFEST_FILE}: terms")
         except StoreError as error:
             yield _problem("manifest", error, Status.UNDECIDED)
             return
@@ -110,24 +113,21 @@ class _Run:
             yield check
         if not trusted:
             return
+        try:
+            layout = self._layout(folder, manifest)
+            carrier = carrier_of(manifest.terms, layout)
+        except PoloError as error:
+            yield _problem("layout", error)
+            return
+        yield Check("layout", Status.PASSED, counted(len(layout.tensors), "tensor"))
         damaged: set[str] = set()
-        for check in self._files(folder, manifest):
+        for check in self._files(folder, manifest, layout):
             if check.status is not Status.PASSED:
                 damaged.add(check.place)
             yield check
-        layout = None
-        if LAYOUT_FILE not in damaged:
-            try:
-                layout = self._layout(folder, manifest)
-                carrier = carrier_of(manifest.terms, layout)
-                yield Check("layout", Status.PASSED, f"{len(layout.tensors)} tensors")
-            except PoloError as error:
-                yield _problem("layout", error)
-                layout = None
         yield from self._structure(manifest)
-        if layout is not None:
-            yield from self._marks(folder, manifest, carrier, damaged)
-            yield from self._weights(folder, manifest, layout, damaged, model)
+        yield from self._marks(folder, manifest, carrier, damaged)
+        yield from self._weights(folder, manifest, layout, damaged, model)
         yield from self._remarks(manifest)
 
     def _note_facts(self, manifest: Manifest) -> None:
@@ -176,13 +176,13 @@ class _Run:
             "signature", Status.PASSED, f"signed by {identity_of(enrolment.identity).hex()[:16]}…"
         )
 
-    def _files(self, folder: ProofFolder, manifest: Manifest) -> Iterator[Check]:
+    def _files(self, folder: ProofFolder, manifest: Manifest, layout: Layout) -> Iterator[Check]:
         wrong = False
         for fault in chain.misplaced(manifest):
             wrong = True
             yield Check("files", Status.FAILED, fault.detail, place=MANIFEST_FILE)
         try:
-            for name in folder.strangers(manifest):
+            for name in itertools.islice(folder.strangers(manifest), MOST_STRANGERS):
                 wrong = True
                 yield Check(
                     "files",
@@ -194,7 +194,7 @@ class _Run:
             for at, file in enumerate(manifest.files):
                 self._tell("checking files", at, len(manifest.files))
                 try:
-                    folder.check_file(file)
+                    folder.check_file(file, most_bytes(file.path, layout, manifest.terms.scheme))
                 except StoreError as error:
                     wrong = True
                     missing = isinstance(error.__cause__, (FileNotFoundError, PermissionError))
@@ -221,6 +221,10 @@ class _Run:
             yield Check("files", Status.PASSED, detail, figures=figures)
 
     def _layout(self, folder: ProofFolder, manifest: Manifest) -> Layout:
+        listed = next((file for file in manifest.files if file.path == LAYOUT_FILE), None)
+        if listed is None:
+            raise FormatError("is not in the signed list of files", place=LAYOUT_FILE)
+        folder.check_file(listed, canonical.MAX_DOCUMENT_BYTES)
         layout = folder.layout()
         if layout.digest != manifest.terms.layout:
             raise FormatError("it is not the layout that the terms name", place=LAYOUT_FILE)
@@ -273,7 +277,7 @@ class _Run:
             claimed, found = manifest.shards[shard - 1].matches, check.figures.get("matches")
             if found not in (None, claimed):
                 detail = f"the prover says {claimed} bits read right, {found} do"
-                yield Check("claim", Status.FAILED, detail, shard=shard)
+                yield Check("reading", Status.FAILED, detail, shard=shard)
 
     def _mark(
         self,
@@ -290,7 +294,7 @@ class _Run:
             if opening_path(shard) in listed:
                 place = opening_path(shard)
                 where = carrier.leaves(mark.blocks)
-                opening = openings.load(folder.path / place, carrier.layout, where, place=place)
+                opening = openings.load(folder.file(place), carrier.layout, where, place=place)
                 root = opening.root(carrier.layout, where, place=place)
                 source = OpenedCheckpoint(carrier.layout, opening.chunks)
                 values = values_of(mark, carrier, source)
@@ -351,7 +355,7 @@ class _Run:
                 seen.add(number)
                 yield self._root(manifest, number, checkpoint)
                 if bench.ready and number in to_test:
-                    yield from bench.test(number, checkpoint)
+                    yield from bench.test(number, checkpoint, manifest.root_before(number + 1))
                 if model and number == len(manifest.shards):
                     yield delivered.compare(model, checkpoint)
         except PoloError as error:

@@ -3,6 +3,7 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from polo.errors import TermsError
 from polo.protocol.detection import MILLION
 from polo.protocol.layout import Layout
 from polo.weights import carriers
@@ -42,9 +43,9 @@ class Capacity:
         per_block = self.block * load // MILLION
         if not self.blocks:
             return "no tensor of this model can carry a mark"
-        if not per_block:
+        if not 0 < load <= MILLION or not per_block:
             return f"a load of {load / MILLION:g} leaves a block of {self.block} weights no bit"
-        if bits % per_block:
+        if bits <= 0 or bits % per_block:
             return f"{bits} bits are no multiple of the {per_block} that a block carries"
         if bits > self.bits_at(load):
             return (
@@ -53,15 +54,19 @@ class Capacity:
             )
         return ""
 
-    def advice(self, bits: int) -> str:
-        """What would make a mark of this size fit."""
+    def advice(self, bits: int, load: int) -> str:
+        """What would make a mark of this size fit, or another one."""
         if not self.blocks:
             return "Use a model with larger trained weight matrices, or smaller blocks."
-        most = 1 << (self.bits_at(LOADS[0]).bit_length() - 1)
-        fitting = [load for load in LOADS if self.bits_at(load) >= bits]
+        per_block = self.block * load // MILLION
+        if not per_block:
+            return f"Use a load of at least {1 / self.block:g} bits per weight."
+        if bits <= self.bits_at(load):
+            return f"Ask for {max(per_block, bits // per_block * per_block)} bits."
+        fitting = [other for other in LOADS if other > load and self.bits_at(other) >= bits]
         if fitting:
             return f"It would fit at a load of {fitting[0] / MILLION:g}."
-        return f"Ask for {most} bits, or carry the mark in more tensors."
+        return f"Ask for at most {self.bits_at(load)} bits, or carry the mark in more tensors."
 
     def share(self, bits: int, load: int) -> float:
         """Part of the carrier's blocks that one mark takes."""
@@ -70,5 +75,7 @@ class Capacity:
 
 def capacity(layout: Layout, *, block: int, trainable: Collection[str] | None = None) -> Capacity:
     """Judge a layout."""
+    if not 16 <= block <= 2048 or block & (block - 1):
+        raise TermsError(f"blocks of {block} weights; use a power of two from 16 to 2048")
     judged = tuple(carriers.assess(layout, block=block, trainable=trainable))
     return Capacity(judged, block, sum(j.tensor.elements // block for j in judged if j.carries))

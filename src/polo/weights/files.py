@@ -52,6 +52,8 @@ def open_plain(path: Path) -> BinaryIO:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise StoreError(f"cannot be opened: {error.strerror}", place=str(path)) from error
+    except ValueError as error:
+        raise StoreError(f"cannot be opened: {error}", place=str(path)) from error
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise StoreError("is not a plain file", place=str(path))
