@@ -34,14 +34,14 @@ def main(arguments: list[str] | None = None) -> int:
 
 def run(benchmark: Benchmark, quick: bool) -> dict[str, Any]:
     """Run one benchmark; what is recorded of it."""
-    before, began = machine.load(), time.monotonic()
+    watch, began = machine.Watch(), time.monotonic()
     figures = [figure.to_json() for figure in benchmark.run(quick)]
     return {
         "title": benchmark.title,
         "date": machine.now(),
         "quick": quick,
         "seconds": round(time.monotonic() - began, 1),
-        "load": {"before": before, "after": machine.load()},
+        "load": watch.seen(),
         "figures": figures,
     }
 

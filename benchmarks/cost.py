@@ -36,7 +36,7 @@ def run(quick: bool) -> Iterator[Figure]:
 def honest(rounds: int, epochs: int) -> Iterator[Figure]:
     """Whole runs on the digits task, with and without a prover, in turn."""
     task, key = Digits(), Identity.generate()
-    terms = make_terms(task, bits=256, shards=epochs + 1)
+    terms = make_terms(task, bits=256)
     enrolment = enrol(terms, identity=key.public_key, issuer=Identity.generate())
     parts: Samples = {"embedding": [], "sealing": [], "beginning and closing": []}
     runs = itertools.count()

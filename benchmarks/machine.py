@@ -3,6 +3,7 @@
 import importlib.metadata
 import os
 import platform
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -21,14 +22,41 @@ def describe() -> dict[str, object]:
     }
 
 
-def load() -> float:
-    """Average number of processes that ran or waited during the last minute."""
-    return round(os.getloadavg()[0], 2)
+class Watch:
+    """How busy the machine is, and how much of that is somebody else."""
+
+    def __init__(self) -> None:
+        self._before = os.getloadavg()[0]
+        self._began = _busy(), _own(), time.monotonic()
+
+    def seen(self) -> dict[str, float | None]:
+        """Load averages at both ends, and the part of all cores that others used in between."""
+        busy, own, now = _busy(), _own(), time.monotonic()
+        others = None
+        if busy is not None and self._began[0] is not None:
+            spent = (busy - self._began[0]) - (own - self._began[1])
+            others = round(max(0.0, spent) / (now - self._began[2]) / (os.cpu_count() or 1), 3)
+        after = os.getloadavg()[0]
+        return {"before": round(self._before, 2), "after": round(after, 2), "others": others}
 
 
 def now() -> str:
     """The time, in UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _busy() -> float | None:
+    """Seconds that all cores together have worked since the machine started."""
+    stat = Path("/proc/stat")
+    if not stat.exists():
+        return None
+    user, nice, system, _idle, _waiting, *rest = map(int, stat.read_text().split()[1:9])
+    return (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK")
+
+
+def _own() -> float:
+    """Seconds of them that went to this process and to the children it has waited for."""
+    return sum(os.times()[:4])
 
 
 def _cpu() -> str:

@@ -174,9 +174,7 @@ class _Run:
 
 
 def _chain(task: Digits, seed: int, shards: int, sigma: float, fraction: float) -> _Run:
-    terms = make_terms(
-        task, bits=BITS, shards=shards, noise=(sigma, sigma), noise_fraction=fraction
-    )
+    terms = make_terms(task, bits=BITS, noise=(sigma, sigma), noise_fraction=fraction)
     torch.manual_seed(seed)
     model = task.build_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)

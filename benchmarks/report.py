@@ -22,7 +22,7 @@ Written by `python -m benchmarks.report` from a recorded run (`benchmarks/result
 Every time was taken in turn with what it is compared with, round after round. A *ratio* is that
 of the two medians, with its 95 % bootstrap interval over whole rounds; the range after a median
 goes from the 10th to the 90th percentile of the single samples. *Load* is the average number of
-processes that ran or waited during the minute before and after."""
+processes that ran or waited during the minute before and after, the benchmark itself included."""
 
 
 def main() -> None:
@@ -57,7 +57,7 @@ def _notes(benchmarks: Mapping[str, Any]) -> Iterator[str]:
         load = entry["load"]
         lines = [
             f"**{name}**: {entry['title']}. {entry['date']}, {entry['seconds']:.0f} s, "
-            f"load {load['before']:g} before and {load['after']:g} after."
+            f"load {load['before']:g} before and {load['after']:g} after" + _others(load)
         ]
         for figure in entry["figures"]:
             said = [figure["note"]] if figure["note"] else []
@@ -67,6 +67,11 @@ def _notes(benchmarks: Mapping[str, Any]) -> Iterator[str]:
             text = "; ".join(item for item in said if item)
             lines += [f"- {figure['name']}: {text}."] if text else []
         yield "\n".join([lines[0], "", *lines[1:]] if lines[1:] else lines)
+
+
+def _others(load: Mapping[str, Any]) -> str:
+    others = load.get("others")
+    return "." if others is None else f"; others used {others:.0%} of the cores."
 
 
 def _details(details: Mapping[str, Any]) -> str:

@@ -36,7 +36,7 @@ def run(quick: bool) -> Iterator[Figure]:
     for loop in LOOPS:
         plain = [_train(task, loop, seed, epochs, None)[0] for seed in range(seeds)]
         for strength, budget in itertools.product(STRENGTHS, BUDGETS):
-            terms = make_terms(task, bits=256, shards=epochs, strength=strength, budget=budget)
+            terms = make_terms(task, bits=256, strength=strength, budget=budget)
             found = [_train(task, loop, seed, epochs, terms) for seed in range(seeds)]
             rows.append(_row(loop, strength, budget, plain, found, epochs))
     torch.set_num_threads(threads)

@@ -5,6 +5,7 @@ releases the interpreter's lock, so two threads hash nearly twice as fast as one
 """
 
 import hashlib
+import itertools
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -16,7 +17,7 @@ from polo.protocol.layout import CHUNK_BYTES, Layout, Leaf
 from polo.weights import dtypes
 from polo.weights.checkpoint import Checkpoint
 
-PIECE_BYTES = 256 * CHUNK_BYTES
+PIECE_BYTES = 128 * CHUNK_BYTES
 """How much a thread reads at a time; this and the number of threads bound the memory used."""
 
 
@@ -50,16 +51,16 @@ def commit(checkpoint: Checkpoint, *, threads: int | None = None) -> Commitment:
     """
     workers = threads or min(4, os.cpu_count() or 1)
     pieces = list(_pieces(checkpoint.layout))
-    leaves = [b""] * checkpoint.layout.leaf_count
+    hashed: list[list[bytes]] = [[] for _ in pieces]
     failed: dict[int, Exception] = {}
-    # Threads help themselves to pieces and nobody waits for one of them: handing results over
-    # piece by piece would cost more turns of the interpreter's lock than the hashing itself.
+    # Threads help themselves to pieces. Handing every result over to this thread would wake it
+    # for each of them, only to get in their way at the interpreter's lock.
     waiting = iter(range(len(pieces)))
 
     def work() -> None:
         while not failed and (at := next(waiting, None)) is not None:
             try:
-                _hash_piece(checkpoint, *pieces[at], leaves)
+                hashed[at] = _hash_piece(checkpoint, *pieces[at])
             except Exception as error:
                 failed[at] = error
 
@@ -73,6 +74,7 @@ def commit(checkpoint: Checkpoint, *, threads: int | None = None) -> Commitment:
     if failed:
         # Pieces are taken in order, so the first bad one is always among those that failed.
         raise failed[min(failed)]
+    leaves = list(itertools.chain.from_iterable(hashed))
     return Commitment(checkpoint.layout, leaves, commitment.root(checkpoint.layout, leaves))
 
 
@@ -82,9 +84,7 @@ def _pieces(layout: Layout) -> Iterator[tuple[int, int, int]]:
             yield at, start, min(start + PIECE_BYTES, tensor.size)
 
 
-def _hash_piece(
-    checkpoint: Checkpoint, tensor: int, start: int, stop: int, leaves: list[bytes]
-) -> None:
+def _hash_piece(checkpoint: Checkpoint, tensor: int, start: int, stop: int) -> list[bytes]:
     data = memoryview(checkpoint.read(tensor, start, stop))
     spec = checkpoint.layout.tensors[tensor]
     if not dtypes.is_finite(data, spec.dtype):
@@ -96,15 +96,14 @@ def _hash_piece(
     if spec.dtype == "BOOL" and max(data) > 1:
         raise WeightsError("a truth value is neither 0 nor 1", place=spec.name)
     sha256, header = hashlib.sha256, commitment.LEAF_HEADER.pack
-    first = checkpoint.layout.first_leaf[tensor]
-    # Into the one list that is there already: new ones, kept between the large blocks that
-    # come and go, would break the heap up into holes.
-    for number in range(start // CHUNK_BYTES, -(-stop // CHUNK_BYTES)):
-        at = number * CHUNK_BYTES - start
-        chunk = data[at : at + CHUNK_BYTES]
-        state = sha256(header(0, tensor, number, len(chunk)))
+    chunks = [data[at : at + CHUNK_BYTES] for at in range(0, len(data), CHUNK_BYTES)]
+    numbers = itertools.count(start // CHUNK_BYTES)
+    states = [sha256(header(0, tensor, next(numbers), len(chunk))) for chunk in chunks]
+    # Only `update` lets go of the interpreter's lock. With nothing else in its loop a thread
+    # needs the lock for moments, and seldom meets the others there.
+    for state, chunk in zip(states, chunks, strict=True):
         state.update(chunk)
-        leaves[first + number] = state.digest()
+    return [state.digest() for state in states]
 
 
 def diff(one: Commitment, other: Commitment) -> list[str]:
