@@ -48,8 +48,13 @@ class Figure:
 
     @property
     def met(self) -> bool | None:
-        """Whether the target is met; None without a target or a value."""
+        """Whether the target is met; None without one, without a value, or where it is open.
+
+        An interval that spans the target settles nothing.
+        """
         if self.target is None or self.value is None:
+            return None
+        if self.value.low < self.target.bound < self.value.high:
             return None
         return self.target.met_by(self.value.median)
 

@@ -24,7 +24,7 @@ _DIRECT = Target("at most", 0.01)
 
 def run(quick: bool) -> Iterator[Figure]:
     """Whole steps with and without the hook, and the hook's own time within a step."""
-    samples = _alternate(2 if quick else 150)
+    samples = _alternate(1 if quick else 150)
     note = f"batch {BATCH}, 3 × 32 × 32, {BITS} bits, block keys, {torch.get_num_threads()} threads"
     steps = {name: samples[name] for name in ("with hook", "plain step")}
     yield ratio_of("step with hook", steps, "with hook", "plain step", target=_OVERHEAD, note=note)

@@ -15,7 +15,7 @@ def rows(benchmarks: Mapping[str, Any]) -> list[tuple[str, ...]]:
             _value(figure),
             _ratio(figure),
             _target(figure),
-            {True: "yes", False: "NO", None: "–"}[figure["met"]],
+            {True: "yes", False: "NO", None: "open" if figure["target"] else "–"}[figure["met"]],
         )
         for name, entry in benchmarks.items()
         for figure in entry["figures"]

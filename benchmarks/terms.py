@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from benchmarks.figures import Benchmark, Figure, amount_of
+from benchmarks.measure import one_thread
 from polo import EmbeddingWarning, Identity, Prover, enrol, make_terms
 from polo.protocol.records import Terms
 from polo.tasks.digits import Digits
@@ -29,17 +30,15 @@ SEEDS = 5
 def run(quick: bool) -> Iterator[Figure]:
     """Every λ and budget in every loop."""
     seeds, epochs = (1, 2) if quick else (SEEDS, EPOCHS)
+    loops = LOOPS[:1] if quick else LOOPS
     task, rows = Digits(), []
-    threads = torch.get_num_threads()
-    # Nothing is timed here, and a network this small is no faster on two threads.
-    torch.set_num_threads(1)
-    for loop in LOOPS:
-        plain = [_train(task, loop, seed, epochs, None)[0] for seed in range(seeds)]
-        for strength, budget in itertools.product(STRENGTHS, BUDGETS):
-            terms = make_terms(task, bits=256, strength=strength, budget=budget)
-            found = [_train(task, loop, seed, epochs, terms) for seed in range(seeds)]
-            rows.append(_row(loop, strength, budget, plain, found, epochs))
-    torch.set_num_threads(threads)
+    with one_thread():
+        for loop in loops:
+            plain = [_train(task, loop, seed, epochs, None)[0] for seed in range(seeds)]
+            for strength, budget in itertools.product(STRENGTHS, BUDGETS):
+                terms = make_terms(task, bits=256, strength=strength, budget=budget)
+                found = [_train(task, loop, seed, epochs, terms) for seed in range(seeds)]
+                rows.append(_row(loop, strength, budget, plain, found, epochs))
     for row in rows:
         yield amount_of(
             f"shards an epoch, {row['loop']}, λ {row['strength']:g}, budget {row['budget']:g}",
