@@ -137,6 +137,7 @@ def _measured_forgery() -> list[str]:
 
 
 def _run(command: list[str], folder: str) -> str:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     done = subprocess.run(
         command,
         cwd=folder,
@@ -144,7 +145,8 @@ def _run(command: list[str], folder: str) -> str:
         capture_output=True,
         text=True,
         encoding="utf-8",
-        env={**os.environ, "COLUMNS": "80", "NO_COLOR": "1"},
+        # By its name, as where it is installed; no path of the recording machine is recorded.
+        env={**os.environ, "PATH": path, "COLUMNS": "80", "NO_COLOR": "1"},
     )
     return done.stdout
 

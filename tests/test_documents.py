@@ -35,6 +35,13 @@ def test_the_recorded_quickstart_is_of_this_release(make: ModuleType) -> None:
     assert [scene["outcome"] for scene in figures["scenes"]] == ["rejected", "rejected", "accepted"]
 
 
+def test_nothing_recorded_names_a_path_of_the_recording_machine() -> None:
+    for path in (ROOT / "docs" / "recorded").iterdir():
+        text = path.read_text()
+        assert str(ROOT) not in text
+        assert "../" not in text, path.name
+
+
 def test_the_help_is_documented(make: ModuleType) -> None:
     assert (ROOT / "docs/commands.md").read_text() == make.commands(), "run make docs"
 
