@@ -1,7 +1,7 @@
 # Every target sets up what it needs. The two to know: make quickstart, make test.
 PY := .venv/bin/python
 
-.PHONY: help quickstart test test-full check bench docs vectors clean
+.PHONY: help quickstart test test-full check bench fuzz docs vectors clean
 
 help:
 	@echo "make quickstart   train, prove, verify and attack a small model (under a minute)"
@@ -9,6 +9,7 @@ help:
 	@echo "make test-full    the tests that take too long for make test, too"
 	@echo "make check        format, lint, types, import rules"
 	@echo "make bench        measure; writes benchmarks/results/latest.json"
+	@echo "make fuzz         throw hostile files at every parser; SECONDS=60 each"
 	@echo "make docs         record and draw what the documents show"
 	@echo "make vectors      write the test vectors again"
 	@echo "make clean        remove everything that was made"
@@ -40,6 +41,12 @@ bench:
 	@tools/setup.sh dev
 	$(PY) -m benchmarks
 
+SECONDS ?= 60
+fuzz:
+	@echo "PoLO fuzzing"
+	@tools/setup.sh dev
+	$(PY) -m fuzz --all --seconds $(SECONDS)
+
 docs:
 	@echo "PoLO documents"
 	@tools/setup.sh dev
@@ -50,4 +57,5 @@ vectors:
 	$(PY) vectors/make.py
 
 clean:
-	rm -rf .venv build dist quickstart .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist quickstart .pytest_cache .mypy_cache .ruff_cache .hypothesis \
+		fuzz/corpus fuzz/findings

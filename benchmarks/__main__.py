@@ -12,7 +12,19 @@ from benchmarks import machine
 from benchmarks.figures import Benchmark
 from benchmarks.table import table
 
-NAMES = ("root", "mark", "hook", "cli", "quickstart", "deltas", "noise", "terms", "cost")
+NAMES = (
+    "root",
+    "mark",
+    "identify",
+    "hook",
+    "cli",
+    "quickstart",
+    "deltas",
+    "noise",
+    "terms",
+    "cost",
+    "robustness",
+)
 RESULTS = Path(__file__).parent / "results"
 
 

@@ -4,11 +4,11 @@ No figure in that page is typed by hand: run the benchmarks again, then this.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks import table
+from benchmarks import ownership, table
 
 RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
@@ -28,19 +28,30 @@ processes that ran or waited during the minute before and after, the benchmark i
 def main() -> None:
     """Write the page."""
     recorded = json.loads((RESULTS / "latest.json").read_text())
-    noise = RESULTS / "noise.json"
-    tables = json.loads(noise.read_text()) if noise.exists() else None
+    noise, robustness = (_recorded(name) for name in ("noise.json", "robustness.json"))
     PAGE.parent.mkdir(exist_ok=True)
-    PAGE.write_text(page(recorded, tables))
+    PAGE.write_text(page(recorded, noise, robustness))
 
 
-def page(recorded: Mapping[str, Any], noise: Mapping[str, Any] | None) -> str:
+def _recorded(name: str) -> Mapping[str, Any] | None:
+    path = RESULTS / name
+    found: Mapping[str, Any] | None = json.loads(path.read_text()) if path.exists() else None
+    return found
+
+
+def page(
+    recorded: Mapping[str, Any],
+    noise: Mapping[str, Any] | None,
+    robustness: Mapping[str, Any] | None,
+) -> str:
     """The page's text."""
     parts = [_INTRODUCTION, "## Machine", *_machine(recorded["machine"])]
-    parts += ["## Results", _markdown(table.HEAD, table.rows(recorded["benchmarks"]))]
+    parts += ["## Results", table.markdown(table.HEAD, table.rows(recorded["benchmarks"]))]
     parts += ["## Notes", *_notes(recorded["benchmarks"])]
     if noise:
         parts += ["## Obfuscation and accuracy", *_noise(noise)]
+    if robustness:
+        parts += ["## Ownership after attacks", *ownership.sections(robustness)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -93,7 +104,7 @@ def _noise(noise: Mapping[str, Any]) -> Iterator[str]:
     )
     fractions = sorted({row["fraction"] for row in noise["once"]})
     cells = {(row["sigma"], row["fraction"]): row for row in noise["once"]}
-    yield _markdown(
+    yield table.markdown(
         ("σ", *(f"{fraction:.0%}" for fraction in fractions)),
         [
             (f"{sigma:.1%}", *(_change(cells[sigma, fraction]) for fraction in fractions))
@@ -105,7 +116,7 @@ def _noise(noise: Mapping[str, Any]) -> Iterator[str]:
         "the same seeds without noise. η is the mean detection rate of the earlier marks in the "
         "last model; the last column is the norm of a shard's noise over that of its training."
     )
-    yield _markdown(
+    yield table.markdown(
         ("σ", "of the weights", "change", "η", "η without noise", "noise to move"),
         [
             (
@@ -127,11 +138,6 @@ def _noise(noise: Mapping[str, Any]) -> Iterator[str]:
 
 def _change(row: Mapping[str, Any]) -> str:
     return f"{100 * row['change']:+.2f} ± {100 * row['error']:.2f}"
-
-
-def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 if __name__ == "__main__":

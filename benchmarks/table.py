@@ -1,6 +1,6 @@
 """Figures as rows, for the terminal and for the report."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 HEAD = ("benchmark", "figure", "median (10th to 90th)", "ratio (95 % interval)", "target", "met")
@@ -31,6 +31,12 @@ def table(benchmarks: Mapping[str, Any]) -> str:
         for row in found
     ]
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+
+
+def markdown(head: Sequence[str], found: Sequence[Sequence[str]]) -> str:
+    """A table for a page."""
+    lines = [head, ["---"] * len(head), *found]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def number(value: float) -> str:

@@ -28,11 +28,22 @@ COMMANDS = (
     "validate",
     "verify",
     "show",
+    "identify",
+    "compare",
+    "disclose",
+    "export",
+    "import",
+    "transfer",
+    "transfer request",
+    "transfer sign",
+    "transfer complete",
+    "transfer show",
 )
 COMMANDS_HEAD = """# Commands
 
-Made by `make docs` from the commands' own help. Exit codes: 0 accepted or done; 1 rejected
-(`verify`) or does not fit (`validate`); 2 could not decide, could not be done, or not understood.
+Made by `make docs` from the commands' own help. Exit codes: 0 accepted, claimed, or done; 1
+rejected (`verify`), no claim (`identify`), unrelated (`compare`) or does not fit (`validate`); 2 could
+not decide, could not be done, or not understood.
 
 | setting | what it does |
 |---|---|

@@ -131,6 +131,18 @@ def alice() -> polo.Identity:
 
 
 @pytest.fixture(scope="session")
+def bob() -> polo.Identity:
+    """One who buys from alice."""
+    return identity(3)
+
+
+@pytest.fixture(scope="session")
+def carol() -> polo.Identity:
+    """One who buys from bob."""
+    return identity(4)
+
+
+@pytest.fixture(scope="session")
 def issuer() -> polo.Identity:
     """Whoever fixes the terms."""
     return identity(2)
@@ -186,6 +198,65 @@ def make_proof(
                 task.train_epoch(model, optimizer)
                 prover.end_epoch()
         return Made(prover.finish(), path, enrolment, task, model, optimizer, issuer)
+
+    return make
+
+
+@dataclass(frozen=True)
+class Owned:
+    """A proof of a bought model, and how it came to its owner."""
+
+    made: Made
+    key: polo.Identity
+    seller: Path
+    transfer: Any
+
+    @property
+    def path(self) -> Path:
+        """The buyer's proof."""
+        return self.made.path
+
+
+@pytest.fixture
+def buy(task: TinyTask, issuer: polo.Identity) -> Callable[..., Owned]:
+    """Fine-tunes the model that a proof ends in, and hands it over unless `seller_key` is None."""
+    import torch
+
+    from polo.storage import transfers
+
+    drawing = random.Random(1)
+
+    def make(
+        path: Path,
+        key: polo.Identity,
+        *,
+        seller: Path,
+        seller_key: polo.Identity | None,
+        epochs: int = 1,
+        terms: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> Owned:
+        model = task.build_model()
+        settings = {"bits": 128, "shards": 12, "strength": 0.02, **(terms or {})}
+        settings = {"parent": polo.load_weights(model, seller), **settings}
+        agreed = polo.make_terms(task, **settings)
+        commitment, drawn = nonces.draw(agreed.shards.most, drawing.randbytes)
+        record = Enrolment(agreed, key.public_key, commitment, 1_710_000_000, issuer.public_key)
+        enrolment = polo.OfflineEnrolment(signing.sign(record, issuer), drawn)
+        torch.manual_seed(len(path.name))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+        prover = polo.Prover(enrolment, key=key, store=path, **options)
+        with prover.attach(model, optimizer, evaluate=lambda: task.evaluate(model)):
+            for _ in range(epochs):
+                task.train_epoch(model, optimizer)
+                prover.end_epoch()
+        made = Made(prover.finish(), path, enrolment, task, model, optimizer, issuer)
+        given = None
+        if seller_key is not None:
+            asked = transfers.request(path, seller, key)
+            given = transfers.sign(asked, seller, seller_key)
+            transfers.complete(path, given, seller, key)
+        return Owned(made, key, seller, given)
 
     return make
 

@@ -17,7 +17,7 @@ HERE = Path(__file__).resolve().parent
 def build() -> dict[str, str]:
     """The text of every vector file by name."""
     sys.path.insert(0, str(HERE.parent))
-    from vectors import documents, marks, trees
+    from vectors import documents, handover, marks, trees
 
     makers = {
         "canonical": documents.canonical_json,
@@ -34,6 +34,7 @@ def build() -> dict[str, str]:
         "seed": marks.seed_json,
         "signature": documents.signature_json,
         "terms": documents.terms_json,
+        "transfer": handover.transfer_json,
     }
     return {
         f"{name}.json": json.dumps(make(), indent=1, sort_keys=True) + "\n"

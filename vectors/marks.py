@@ -1,9 +1,11 @@
 """Vectors of marks: seed, derivation, reading, detection, noise."""
 
+import decimal
 import hashlib
 import math
 import struct
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -101,7 +103,7 @@ def _reading(name: str, scheme: SchemeTerms, dtype: str, data: bytes) -> Json:
     units = ednn.fixed_point(values)
     grouped = units.reshape(mark.groups, -1)
     sums = [ednn.signed_sums(mark.signs(g), grouped[g]).tolist() for g in range(mark.groups)]
-    right = ednn.matches(mark, values.reshape(scheme.blocks, scheme.block))
+    right = ednn.matches(mark, values.reshape(scheme.blocks, scheme.block), range(mark.groups))
     return {
         "name": name,
         "scheme": scheme.to_json(),
@@ -170,7 +172,35 @@ def detection_json() -> Json:
                 "rate": rate, "rare": rare, "passes": rate and rare,
             }
         )  # fmt: skip
-    return {"tails": tails, "passes": passes}
+    return {"tails": tails, "passes": passes, "chains": [_chain(*case) for case in CHAINS]}
+
+
+CHAINS: tuple[tuple[list[tuple[int, int, bool]], int], ...] = (
+    ([(256, 256, True)], 1),
+    ([(256, 256, False)], 1),
+    ([(256, 160, False)] * 3, 1),
+    ([(2048, 1270, True)] * 4, 1000),
+    ([(2048, 1270, False)] * 4, 1000),
+    ([(256, 250, False), (96, 96, False), (0, 0, False), (256, 120, True)], 48),
+    ([(256, 130, True)] * 12, 2),
+)
+"""Marks as bits, matches and whether live; and the number of tries."""
+
+
+def _chain(marks: list[tuple[int, int, bool]], tries: int) -> Json:
+    """The combined chance in sixty decimal digits, rounded to six."""
+    with decimal.localcontext(prec=60):
+        chances = [
+            min(Decimal(1), Decimal(tail(bits, matches)) * 2 ** (0 if live else 48) / 2**bits)
+            for bits, matches, live in marks
+            if bits
+        ]
+        total = -sum((chance.ln() for chance in chances), Decimal(0))
+        terms = [total**j / math.factorial(j) if j else Decimal(1) for j in range(len(chances))]
+        combined = min(Decimal(1), (-total).exp() * sum(terms, Decimal(0)) * tries)
+        log2_p = round(float(combined.ln() / Decimal(2).ln()), 6)
+    shown = [{"bits": b, "matches": m, "live": live} for b, m, live in marks]
+    return {"marks": shown, "tries": tries, "log2_p": log2_p, "claim": log2_p <= -64}
 
 
 def tail(bits: int, matches: int) -> int:

@@ -17,6 +17,11 @@ A buyer checks the proof offline:
     verdict = polo.verify("proof/", trust="issuer.pub")
     verdict.outcome, verdict.headline()
 
+Somebody who finds a model asks whose it is:
+
+    result = polo.identify("found.safetensors", ["proof/"], trust="issuer.pub")
+    result.finding, result.headline()
+
 An issuer fixes the terms:
 
     terms = polo.make_terms(polo.tasks.load("digits"), bits=256)
@@ -24,7 +29,8 @@ An issuer fixes the terms:
 
 What the parts are called, from the bottom up: `polo.protocol` (what both sides must agree on, byte
 for byte), `polo.weights`, `polo.watermark` (reading), `polo.embedding` (pressing),
-`polo.privacy`, `polo.storage`, `polo.prover`, `polo.verifier`, `polo.cli`.
+`polo.privacy`, `polo.storage`, `polo.alignment`, `polo.ownership` (whose model is this),
+`polo.prover`, `polo.verifier`, `polo.cli`.
 
 Names are imported when they are first used: `import polo` loads neither numpy nor torch.
 """
@@ -39,8 +45,10 @@ if TYPE_CHECKING:
     from polo.enrolment import capacity_of, enrol, make_terms
     from polo.errors import PoloError
     from polo.keys import Identity, TrustStore
+    from polo.ownership import compare, identify
     from polo.prover import EmbeddingWarning, Proof, Prover
     from polo.receipts import OfflineEnrolment
+    from polo.storage.model import load_weights
     from polo.verifier import Outcome, Policy, Verdict, verify
 
 _HOMES = {
@@ -55,7 +63,10 @@ _HOMES = {
     "TrustStore": "polo.keys",
     "Verdict": "polo.verifier",
     "capacity_of": "polo.enrolment",
+    "compare": "polo.ownership",
     "enrol": "polo.enrolment",
+    "identify": "polo.ownership",
+    "load_weights": "polo.storage.model",
     "make_terms": "polo.enrolment",
     "verify": "polo.verifier",
 }
@@ -74,9 +85,12 @@ __all__ = [
     "Verdict",
     "__version__",
     "capacity_of",
+    "compare",
     "enrol",
     "errors",
+    "identify",
     "keys",
+    "load_weights",
     "make_terms",
     "tasks",
     "verify",

@@ -4,6 +4,7 @@ import math
 import secrets
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from polo import keys
@@ -72,6 +73,7 @@ def make_terms(
     margin: float = 0.05,
     noise: tuple[float, float] = (0.04, 0.04),
     noise_fraction: float = 0.25,
+    parent: bytes | None = None,
 ) -> Terms:
     """Terms for a task, with the defaults that docs/protocol.md gives reasons for.
 
@@ -97,8 +99,13 @@ def make_terms(
         margin: How far past zero the finishing step turns a bit, relative to a block's norm.
         noise: Least and most σ of the obfuscation, relative to a tensor's root mean square.
         noise_fraction: Part of the weights that get noise.
+        parent: Root of the model that training must start from, for a buyer or for a fine-tune;
+            by default it may start anywhere. A finished model is asked for the last step of the
+            task's floor from its first shard on.
     """
     layout, fits, about = _subject(task, block)
+    if parent is not None:
+        about = replace(about, floor=about.floor[-1:])
     if objection := fits.objection(bits, millionths(load)):
         raise CapacityError(
             objection,
@@ -118,7 +125,7 @@ def make_terms(
         finish=FinishTerms(millionths(budget), millionths(margin)),
         noise=NoiseTerms(millionths(noise_fraction), millionths(noise[0]), millionths(noise[1])),
         shards=ShardTerms(least, shards, fewest_steps),
-        start=StartTerms("free", None),
+        start=StartTerms("free" if parent is None else "parent", parent),
         evidence=(EvidenceTerms("chain", {}),),
         history="any",
         base=None,

@@ -6,11 +6,12 @@ keys are PEM files ending in `.pub`. An identity's `id` is the fingerprint of it
 
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Self
 
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.exceptions import InternalError, InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
@@ -22,6 +23,8 @@ _PRIME = 2**255 - 19
 # y coordinates of the eight points whose order divides the cofactor; two of them share each sign.
 _ORDER_8 = 0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826
 _SMALL_ORDER = {0, 1, _PRIME - 1, _ORDER_8, _PRIME - _ORDER_8}
+# OpenSSL refuses some parameters (scrypt's, say) by an error that the package has no name for.
+_UNREADABLE = (ValueError, TypeError, UnsupportedAlgorithm, InternalError)
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 
 
@@ -45,15 +48,19 @@ class Identity:
             path: The file.
             passphrase: Its passphrase; by default that in POLO_PASSPHRASE, if it needs one.
         """
-        data = _read(Path(path))
+        try:
+            data = _read(Path(path))
+        except StoreError as error:
+            error.advice = "A lost key cannot be replaced; see Keys in docs/threat-model.md."
+            raise
         if passphrase is None and b"ENCRYPTED" in data:
             passphrase = os.environ.get("POLO_PASSPHRASE", "").encode() or None
         try:
             private = serialization.load_pem_private_key(data, password=passphrase)
-        except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        except _UNREADABLE as error:
             locked = b"ENCRYPTED" in data
             raise SignatureError(
-                f"not a readable private key: {error}",
+                f"not a readable private key: {' '.join(str(error).split())[:200]}",
                 place=str(path),
                 advice="Give the right passphrase, or set POLO_PASSPHRASE." if locked else "",
             ) from error
@@ -137,7 +144,7 @@ def load_public(path: Path | str) -> bytes:
         )
     try:
         public = serialization.load_pem_public_key(data)
-    except (ValueError, UnsupportedAlgorithm) as error:
+    except _UNREADABLE as error:
         raise SignatureError("not a readable public key", place=str(path)) from error
     if not isinstance(public, Ed25519PublicKey):
         raise SignatureError("not an Ed25519 key", place=str(path))
@@ -210,10 +217,16 @@ def trusted_keys(trust: Trust | Iterable[Trust]) -> dict[bytes, str]:
 
 def _read(path: Path) -> bytes:
     try:
-        with path.open("rb") as file:
-            data = file.read(_MAX_KEY_FILE + 1)
+        # Without O_NONBLOCK a pipe in the place of a key would be waited for, for ever.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            plain = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+            data = file.read(_MAX_KEY_FILE + 1) if plain else b""
     except OSError as error:
         raise StoreError(f"cannot be read: {error.strerror}", place=str(path)) from error
+    except ValueError as error:
+        raise StoreError(f"cannot be read: {error}", place=str(path)) from error
+    if not plain:
+        raise StoreError("is not a plain file", place=str(path))
     if len(data) > _MAX_KEY_FILE:
         raise SignatureError("too large for a key", place=str(path))
     return data

@@ -12,7 +12,7 @@ from typing import Protocol, Self
 
 from polo.errors import SignatureError, StoreError
 from polo.keys import Ed25519Verifier
-from polo.protocol import nonces, signing
+from polo.protocol import canonical, nonces, signing
 from polo.protocol.records import Enrolment, Nonce, NonceList, Receipt
 from polo.weights.files import open_plain
 
@@ -84,10 +84,8 @@ class OfflineEnrolment:
     def load(cls, folder: Path | str) -> Self:
         """Read what `save` wrote, and check that issuer and nonces belong together."""
         folder = Path(folder)
-        with open_plain(folder / ENROLMENT_FILE) as file:
-            record = Enrolment.from_bytes(file.read(), ENROLMENT_FILE)
-        with open_plain(folder / NONCES_FILE) as file:
-            listed = NonceList.from_bytes(file.read(), NONCES_FILE)
+        record = Enrolment.from_bytes(_document(folder / ENROLMENT_FILE), ENROLMENT_FILE)
+        listed = NonceList.from_bytes(_document(folder / NONCES_FILE), NONCES_FILE)
         enrolment = cls(record, listed.nonces)
         enrolment.check()
         if listed.enrolment != record.digest:
@@ -100,3 +98,9 @@ class OfflineEnrolment:
         signing.check(self.record, self.record.issuer, verifier, place=ENROLMENT_FILE)
         for nonce in self.drawn:
             nonces.check(nonce, self.record, (), verifier, place=NONCES_FILE)
+
+
+def _document(path: Path) -> bytes:
+    """A file, or of one that is too large as much as shows it."""
+    with open_plain(path) as file:
+        return file.read(canonical.MAX_DOCUMENT_BYTES + 1)

@@ -230,9 +230,14 @@ def test_quickstart(tmp_path: Path) -> None:
     assert re.search(r"REJECTED at root \(shard 4", done.stdout)
     assert re.search(r"REJECTED at order \(shard 2", done.stdout)
     assert re.search(r"ACCEPTED at level chain, forged in \d+ ms a shard", done.stdout)
+    assert "polo compare: the trainer; the trainer's marks are in the thief's" in done.stdout
+    named = re.search(r"CLAIM STANDS: the trainer: .*log2 p = (-[\d.]+)", done.stdout)
+    assert named, done.stdout
+    assert float(named[1]) <= -64
+    assert re.search(r"without PoLO\n +NO CLAIM: the trainer: ", done.stdout)
     assert (folder / "report.html").stat().st_size > 10_000
     tried = re.findall(r"^ +\S*polo (.+)$", done.stdout, re.MULTILINE)
-    assert len(tried) == 3
+    assert len(tried) == 4
     for line in tried:
         again = polo_(*line.split())
         assert again.returncode == 0, line + again.stdout + again.stderr

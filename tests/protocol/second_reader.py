@@ -6,6 +6,7 @@ tests no accuracy. Vectors and golden proofs must come out the same here and in 
 
 import hashlib
 import hmac
+import itertools
 import json
 import math
 import struct
@@ -153,16 +154,17 @@ def weak(key):
 
 
 def message(record):
-    body = {name: value for name, value in record.items() if name != "signature"}
+    own = ("signature", "buyer_signature", "seller_signature")
+    body = {name: value for name, value in record.items() if name not in own}
     return b"polo signature 1\n" + canonical(body)
 
 
-def signed_by(record, key):
+def signed_by(record, key, field="signature"):
     if weak(key):
         return False
     try:
         public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(key))
-        public.verify(bytes.fromhex(record["signature"]), message(record))
+        public.verify(bytes.fromhex(record[field]), message(record))
     except InvalidSignature:
         return False
     return True
@@ -170,6 +172,29 @@ def signed_by(record, key):
 
 def digest(record):
     return tagged(record["format"], canonical(record))
+
+
+def signed_by_both(transfer):
+    return all(
+        signed_by(transfer, transfer[who], f"{who}_signature") for who in ("seller", "buyer")
+    )
+
+
+def leads(transfer, seller, buyer):
+    """Whether a transfer leads from one manifest to another, section 3.10."""
+    start, first = buyer["enrolment"]["terms"]["start"], buyer["shards"][:1]
+    return (
+        transfer["seller"] != transfer["buyer"]
+        and transfer["seller"] == seller["enrolment"]["identity"]
+        and transfer["buyer"] == buyer["enrolment"]["identity"]
+        and transfer["proof"] == digest(seller).hex()
+        and [transfer["root"]] == [shard["root"] for shard in seller["shards"][-1:]]
+        and transfer["root"] == buyer["start"]["root"] == start["parent"]
+        and start["kind"] == "parent"
+        and [transfer["first"]] == [shard["root"] for shard in first]
+        and transfer["enrolment"] == digest(buyer["enrolment"]).hex()
+        and (transfer["index"] is None or buyer["enrolment"]["nonces"]["kind"] == "live")
+    )
 
 
 def fingerprint(key):
@@ -532,6 +557,42 @@ def undo_delta(layout, newer, data):
 def read_proof(folder, issuer):
     """Matches by shard, and the numbers of the checkpoints whose roots were checked."""
     folder = Path(folder)
+    manifest, layout, matches = read_chain(folder, issuer)
+    read_owners(folder, manifest, issuer)
+    return matches, read_checkpoints(folder, manifest, layout)
+
+
+def read_owners(folder, manifest, issuer):
+    """Earlier owners and the transfers between them; returns how many there are."""
+    within = folder / "ancestors"
+    if manifest["transfer"] is None:
+        need(not within.exists() and not (folder / "transfer.json").exists(), "unbound transfer")
+        return 0
+    names = sorted(path.name for path in within.iterdir())
+    need(names == [f"{at:06d}" for at in range(1, len(names) + 1)], "other ancestors")
+    need(0 < len(names) <= 100, "too few or too many ancestors")
+    owners = []
+    for name in names:
+        bundle = document((within / name / "bundle.json").read_bytes())
+        need(set(bundle) == {"format", "kind", "shards"}, "another bundle")
+        need((bundle["format"], bundle["kind"]) == ("polo/bundle/1", "buyer"), "another bundle")
+        need(bundle["shards"] and bundle["shards"] == sorted(set(bundle["shards"])), "no marks")
+        owners.append((within / name, *read_chain(within / name, issuer, bundle["shards"])))
+    owners.append((folder, manifest, None, None))
+    need(owners[0][1]["transfer"] is None, "an owner is left out")
+    for (_, seller, *_), (place, buyer, *_) in itertools.pairwise(owners):
+        transfer = document((place / "transfer.json").read_bytes())
+        need(digest(transfer).hex() == buyer["transfer"], "another transfer")
+        need(signed_by_both(transfer), "a signature of the transfer")
+        need(leads(transfer, seller, buyer), "the transfer leads elsewhere")
+    ends = [shard["root"] for _, owner, *_ in owners for shard in owner["shards"]]
+    ends.append(owners[0][1]["start"]["root"])
+    need(len(ends) == len(set(ends)), "weights come again")
+    return len(names)
+
+
+def read_chain(folder, issuer, shown=None):
+    """Manifest, layout and matches by shard; of all shards, or of those that are shown."""
     manifest = document((folder / "manifest.json").read_bytes())
     enrolment = manifest["enrolment"]
     terms, scheme = enrolment["terms"], enrolment["terms"]["scheme"]
@@ -539,23 +600,28 @@ def read_proof(folder, issuer):
     need(signed_by(enrolment, issuer), "issuer's signature")
     need(signed_by(manifest, enrolment["identity"]), "prover's signature")
     need(enrolment_holds(enrolment), "terms")
-    need(scheme["name"] == "ednn" and terms["start"]["kind"] == "free", "unknown scheme or start")
+    start = terms["start"]
+    need(scheme["name"] == "ednn" and start["kind"] != "derived", "unknown scheme or start")
+    need(start["parent"] in (None, manifest["start"]["root"]), "another start")
     need([item["level"] for item in terms["evidence"]] == ["chain"], "further levels")
-    unknown = (terms["base"], terms["data"], manifest["transfer"])
-    need(unknown == (None, None, None), "what cannot be checked")
+    need((terms["base"], terms["data"]) == (None, None), "what cannot be checked")
     need(listing_holds(manifest), "listing")
     need(not faults(manifest), "faults")
     for file in manifest["files"]:
+        left_out = shown is not None and not is_shown(file["path"], shown)
+        if left_out and not (folder / file["path"]).exists():
+            continue
         data = (folder / file["path"]).read_bytes()
         need(len(data) == file["size"], "size")
         need(hashlib.sha256(data).hexdigest() == file["sha256"], "digest")
     layout = document((folder / "layout.json").read_bytes())
     need(digest(layout).hex() == terms["layout"], "layout")
-    listed = {file["path"] for file in manifest["files"]}
     roots = [manifest["start"]["root"], *(shard["root"] for shard in manifest["shards"])]
     matches = {}
     for shard in manifest["shards"]:
         x = shard["shard"]
+        if shown is not None and x not in shown:
+            continue
         nonce = document((folder / f"nonces/{x:06d}.json").read_bytes())
         need(nonce["shard"] == x and offline_nonce_holds(nonce, enrolment["nonces"]), "nonce")
         seed = seed_of(
@@ -584,6 +650,19 @@ def read_proof(folder, issuer):
         bounds = terms["thresholds"]
         need(passes(scheme["bits"], matches[x], bounds["verify"], bounds["log2_p"]), "mark")
         need(matches[x] == shard["matches"], "claim")
+    return manifest, layout, matches
+
+
+def is_shown(path, shards):
+    """Whether a buyer's bundle of these shards holds a file."""
+    kind, _, name = path.rpartition("/")
+    return not kind or (kind in ("nonces", "openings") and int(name[:6]) in shards)
+
+
+def read_checkpoints(folder, manifest, layout):
+    """Numbers of the stored checkpoints, whose roots are those of the chain."""
+    listed = {file["path"] for file in manifest["files"]}
+    roots = [manifest["start"]["root"], *(shard["root"] for shard in manifest["shards"])]
     whole, checked = None, []
     for x in range(len(roots) - 1, -1, -1):
         if f"checkpoints/{x:06d}.safetensors" in listed:
@@ -598,4 +677,4 @@ def read_proof(folder, issuer):
         need(checkpoint_root(layout, whole).hex() == roots[x], "checkpoint")
         checked.append(x)
     need(len(roots) - 1 in checked, "no last checkpoint")
-    return matches, checked
+    return checked

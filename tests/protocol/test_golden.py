@@ -110,3 +110,19 @@ def test_a_delta_written_here_is_read_by_the_second_reader(golden, second, tmp_p
     assert whole[0] != whole[1]
     written = (tmp_path / "delta").read_bytes()
     assert second.undo_delta(plain, whole[0], written) == whole[1]
+
+
+def test_the_golden_proof_of_a_bought_model(golden, golden_task, second):
+    proof, issuer = golden / "v1-transfer", golden / "issuer-transfer.pub"
+    verdict = polo.verify(proof, trust=issuer, task=golden_task)
+    assert verdict.outcome is polo.Outcome.ACCEPTED, verdict.headline()
+    assert [(owner.first, owner.last, owner.how) for owner in verdict.owners] == [
+        (1, 3, "trained"),
+        (4, 4, "transfer"),
+    ]
+    assert sorted(verdict.per_shard("mark")) == sorted(verdict.per_shard("accuracy")) == [1]
+    read = [check.shard for check in verdict.checks if check.ancestor and check.name == "mark"]
+    assert read == [3, 2, 1]
+    matches, checked = second.read_proof(proof, load_public(issuer).hex())
+    assert matches == {1: verdict.per_shard("mark")[1].figures["matches"]}
+    assert checked == [1]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import polo
-from polo.protocol import canonical, chain, records, sampler
+from polo.protocol import canonical, chain, records, sampler, transfer
 from polo.verifier.verdict import MEANINGS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,7 +40,8 @@ def test_every_label_and_format_is_specified(text):
     found = set()
     for path in SOURCES:
         found |= set(re.findall(r"polo/[a-z-]+/[0-9]+", path.read_text(encoding="utf-8")))
-    found.discard("polo/verdict/1")  # printed for people and scripts, no part of the protocol
+    # Printed for people and scripts, no part of the protocol.
+    found -= {"polo/verdict/1", "polo/identification/1", "polo/comparison/1"}
     assert len(found) > 15
     assert {label for label in found if f"`{label}`" not in text} == set()
 
@@ -82,6 +83,7 @@ def test_the_limits_are_those_of_the_code(text):
     assert f"| `bits` | int 8..{records.MAX_BITS:,} |" in text
     assert f"at most {records.MAX_DENSE_WEIGHTS:,} weights together" in text
     assert f"`noise.fraction` is 0 or at least {records.LEAST_FRACTION}" in text
+    assert f"at most {transfer.MAX_ANCESTORS}, numbered without a gap" in text
     assert canonical.MAX_DOCUMENT_BYTES == 16 * 2**20
     assert "at most 16 MiB (16 · 2^20 bytes)" in text
 

@@ -18,6 +18,7 @@ from polo.privacy import obfuscation
 from polo.protocol import (
     canonical,
     chain,
+    combination,
     commitment,
     derivation,
     detection,
@@ -25,6 +26,7 @@ from polo.protocol import (
     nonces,
     sampler,
     signing,
+    transfer,
 )
 from polo.protocol.layout import DTYPE_BYTES, Layout, Leaf, Tensor
 from polo.protocol.records import (
@@ -34,6 +36,7 @@ from polo.protocol.records import (
     Receipt,
     SchemeTerms,
     Terms,
+    Transfer,
     identity_of,
 )
 from polo.storage import openings
@@ -261,7 +264,7 @@ def test_reading(vector, second):
         assert np.concatenate(ours).tolist() == sums
         assert second.signed_sums(seed, case["scheme"], units.tolist()) == sums
         matching = [bit for group in case["matching"] for bit in group]
-        right = ednn.matches(mark, values.reshape(scheme.blocks, scheme.block))
+        right = ednn.matches(mark, values.reshape(scheme.blocks, scheme.block), range(mark.groups))
         assert right.astype(int).reshape(-1).tolist() == matching
         assert second.matching(seed, case["scheme"], sums) == matching
         assert sum(matching) == case["matches"]
@@ -269,6 +272,18 @@ def test_reading(vector, second):
         seen |= {"zero"} if 0 in sums and any(sums) else set()
         seen |= {"saturated"} if 2**48 in units and -(2**48) in units else set()
     assert seen == {"zero", "saturated"}
+
+
+def test_combination(vector):
+    for case in vector("detection")["chains"]:
+        marks = [
+            combination.ReadMark(at, detection.Reading(mark["bits"], mark["matches"]), mark["live"])
+            for at, mark in enumerate(case["marks"], start=1)
+        ]
+        tries = math.log2(case["tries"])
+        found = combination.correct(combination.combine(marks), tries)
+        assert found == pytest.approx(case["log2_p"], abs=2e-5)
+        assert (found <= combination.CLAIM_LOG2_P) == case["claim"]
 
 
 def test_detection(vector, second):
@@ -315,6 +330,36 @@ def test_signature(vector, second):
         with pytest.raises(SignatureError):
             signing.check(other, record.issuer, VERIFIER, place="vector")
         assert not second.signed_by(other.to_json(), found["public_key"])
+
+
+def test_transfer(vector, second):
+    found = vector("transfer")
+    given = Transfer.from_bytes(found["transfer"].encode(), "vector")
+    plain = {name: json.loads(found[name]) for name in ("transfer", "seller", "buyer")}
+    assert given.message() == second.message(plain["transfer"]) == found["message"].encode()
+    assert given.digest.hex() == second.digest(plain["transfer"]).hex() == found["digest"]
+    seller = Manifest.from_bytes(found["seller"].encode(), "vector")
+    assert seller.digest.hex() == second.digest(plain["seller"]).hex() == found["seller_digest"]
+    transfer.check(given, VERIFIER, place="vector")
+    assert second.signed_by_both(plain["transfer"])
+    outcomes = set()
+    for case in found["cases"]:
+        changed = applied(plain, case["changes"])
+        faults = transfer.faults(
+            Transfer.from_json(changed["transfer"], "vector"),
+            Manifest.from_json(changed["seller"], "vector"),
+            Manifest.from_json(changed["buyer"], "vector"),
+        )
+        assert (not list(faults)) is case["leads"], case["name"]
+        assert second.leads(**changed) is case["leads"], case["name"]
+        outcomes.add(case["leads"])
+        if any(change["at"][0] == "transfer" for change in case["changes"]):
+            assert not second.signed_by_both(changed["transfer"])
+            with pytest.raises(SignatureError):
+                transfer.check(
+                    Transfer.from_json(changed["transfer"], "vector"), VERIFIER, place="vector"
+                )
+    assert outcomes == {True, False}
 
 
 def test_weak_keys(vector, second):

@@ -105,7 +105,7 @@ def test_every_bit_is_the_sign_of_its_exact_sum(key: str) -> None:
             for group in range(mark.groups)
         )
     ]
-    assert matches(mark, values).tolist() == expected
+    assert matches(mark, values, range(mark.groups)).tolist() == expected
     assert read(mark, values).matches == sum(map(sum, expected))
 
 
@@ -127,7 +127,7 @@ def test_a_difference_of_one_unit_decides_a_bit() -> None:
         moved = values.copy()
         # ... and one of them moved by the least that there is.
         moved[0] += step * sign * mark.signs(0)[0, 0]
-        assert bool(matches(mark, moved.reshape(1, 256))[0, 0]) is right
+        assert bool(matches(mark, moved.reshape(1, 256), [0])[0, 0]) is right
 
 
 def test_the_order_of_blocks_is_the_marks_and_not_the_carriers() -> None:

@@ -1,7 +1,7 @@
 """The command line: `polo`, one file per group of commands.
 
-Exit codes: 0 accepted or done; 1 rejected (`verify`) or does not fit (`validate`); 2 could not
-decide, could not be done, or not understood. The modules here import what is heavy inside the
+Exit codes: 0 accepted, claimed, or done; 1 rejected (`verify`), no claim (`identify`), unrelated
+(`compare`) or does not fit (`validate`); 2 could not decide, could not be done, or not understood. The modules here import what is heavy inside the
 commands, so that `polo --help` needs neither numpy nor torch.
 """
 
@@ -12,7 +12,7 @@ import sys
 from cyclopts import App, CycloptsError
 
 from polo._version import __version__
-from polo.cli import enrol, keys, quickstart, validate, verify
+from polo.cli import bundles, enrol, keys, ownership, quickstart, transfer, validate, verify
 from polo.errors import PoloError
 
 app = App(
@@ -29,6 +29,12 @@ app.command(enrol.enrol)
 app.command(validate.validate)
 app.command(verify.verify)
 app.command(verify.show)
+app.command(transfer.transfer)
+app.command(bundles.disclose)
+app.command(bundles.export)
+app.command(bundles.import_, name="import")
+app.command(ownership.identify)
+app.command(ownership.compare)
 
 
 def main(arguments: list[str] | None = None) -> None:

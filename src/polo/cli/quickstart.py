@@ -25,7 +25,16 @@ SEED = 20
 BATCH = 64
 LEARNING_RATE = 0.05
 FORGED_SHARDS = 6
-MADE = ("issuer.key", "issuer.pub", "trainer.key", "trainer.pub", "report.html")
+PRUNED = 0.3
+MADE = (
+    "issuer.key",
+    "issuer.pub",
+    "trainer.key",
+    "trainer.pub",
+    "report.html",
+    "stolen.safetensors",
+    "unmarked.safetensors",
+)
 MADE_FOLDERS = ("enrolment", "proof", "proof.state")
 
 
@@ -91,7 +100,7 @@ class _Play:
         issued = self._enrol()
         total = len(self.task.train_data[1])
         self.console.print(f"training {EPOCHS} epochs on {total} real digits, without PoLO …")
-        wrong_plain = self._train_plain()
+        plain, wrong_plain = self._train_plain()
         self.console.print(f"training {EPOCHS} epochs from the same seed, with PoLO …")
         model, wrong = self._train_proved(issued)
         self.console.print("verifying, newest shard first …\n")
@@ -105,7 +114,7 @@ class _Play:
             "test_images": len(self.task.test_data[1]),
             "wrong_without_polo": wrong_plain,
             "wrong_with_polo": wrong,
-            "scenes": self._scenes(model),
+            "scenes": self._scenes(model, plain),
         }
         self._goodbye()
         return verdict
@@ -133,13 +142,18 @@ class _Play:
 
         torch.manual_seed(SEED)
         model = self.task.build_model()
-        return model, torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9)
+        return model, self._optimizer(model, LEARNING_RATE)
+
+    def _optimizer(self, model: "torch.nn.Module", rate: float) -> "torch.optim.Optimizer":
+        import torch
+
+        return torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
 
     def _wrong(self, model: "torch.nn.Module") -> int:
         total = len(self.task.test_data[1])
         return total - round(self.task.evaluate(model) * total)
 
-    def _train_plain(self) -> int:
+    def _train_plain(self) -> "tuple[torch.nn.Module, int]":
         # The first pass through torch's kernels is slow and belongs to neither run.
         self.task.train_epoch(*self._fresh(), BATCH)
         model, optimizer = self._fresh()
@@ -148,7 +162,7 @@ class _Play:
             self.task.train_epoch(model, optimizer, BATCH)
             self.task.evaluate(model)
         self.seconds["training without PoLO"] = time.perf_counter() - began
-        return self._wrong(model)
+        return model, self._wrong(model)
 
     def _train_proved(self, issued: "OfflineEnrolment") -> "tuple[torch.nn.Module, int]":
         from polo.prover import Prover
@@ -199,7 +213,7 @@ class _Play:
         table.add_row(f"wrong of {total} test digits", str(wrong_plain), str(wrong))
         self.console.print("\n", table, "\n")
 
-    def _scenes(self, model: "torch.nn.Module") -> list[dict[str, Any]]:
+    def _scenes(self, model: "torch.nn.Module", plain: "torch.nn.Module") -> list[dict[str, Any]]:
         from polo.cli import scenes
 
         proof = self.folder / "proof"
@@ -215,8 +229,54 @@ class _Play:
                     "two shards are swapped, and everything signed again",
                     scenes.swap_shards(proof, out / "swapped", self.trainer, 2),
                 ),
+                *self._ownership(model, plain),
+                # The forger edits the model in place, so this scene comes last.
                 self._forgery(model, out / "forged"),
             ]
+
+    def _ownership(
+        self, model: "torch.nn.Module", plain: "torch.nn.Module"
+    ) -> list[dict[str, Any]]:
+        """A thief's copy is named as the trainer's; an unmarked model is nobody's."""
+        from polo.cli import scenes
+
+        stolen = self.folder / "stolen.safetensors"
+        copy = scenes.steal(
+            model,
+            stolen,
+            train=lambda copy: self.task.train_epoch(
+                copy, self._optimizer(copy, LEARNING_RATE / 10), BATCH
+            ),
+            pruned=PRUNED,
+        )
+        unmarked = self.folder / "unmarked.safetensors"
+        scenes.save(plain, unmarked)
+        title = (
+            f"a thief fine-tunes the model for an epoch, prunes {PRUNED:.0%} and saves it in "
+            "bfloat16"
+        )
+        return [
+            self._identified(title, stolen, self._wrong(copy)),
+            self._identified("the same network, trained without PoLO", unmarked, None),
+        ]
+
+    def _identified(self, title: str, path: Path, wrong: int | None) -> dict[str, Any]:
+        from polo.ownership import identify
+
+        result = identify(path, [self.folder / "proof"], trust=self.issuer.public_key)
+        claim = result.claims[0]
+        self.console.print(f"[green]{title}[/]")
+        said = claim.sentence().replace(f"{self.trainer.id[:16]}…", "the trainer")
+        self.console.print(f"    {said}")
+        if wrong is not None:
+            total = len(self.task.test_data[1])
+            self.console.print(f"    (the copy is wrong on {wrong} of {total} test digits)")
+        return {
+            "scene": title,
+            "outcome": claim.finding.name.lower(),
+            "log2_p": claim.log2_p,
+            "eta": claim.eta,
+        }
 
     def _tampering(self, title: str, proof: Path) -> dict[str, Any]:
         """A proof that was changed: rejected, and the place is named."""
@@ -252,8 +312,7 @@ class _Play:
             f"[yellow]{title}[/]\n"
             f"    [yellow]{verdict.outcome.words} at level chain, forged in {each:.0f} ms a shard: "
             "the chain shows order and ownership, not effort[/]\n"
-            "    (the thief's marks are in the weights now, beside the trainer's; level chain does "
-            "not say who came first)\n"
+            f"    (who came first? {self._containment(out)})\n"
             "    what closes it: terms that also ask for receipts, uniqueness, progress and\n"
             "    replay; this release knows level chain alone (docs/threat-model.md)\n"
         )
@@ -263,12 +322,23 @@ class _Play:
             "milliseconds_per_shard": each,
         }
 
+    def _containment(self, forged: Path) -> str:
+        """What `polo compare` says about the trainer's chain and a forged one."""
+        from polo.ownership import Order, compare
+
+        found = compare(self.folder / "proof", forged, trust=self.issuer.public_key)
+        if found.order is Order.FIRST:
+            return "polo compare: the trainer; the trainer's marks are in the thief's checkpoints"
+        return f"polo compare: {found.order.value}"
+
     def _goodbye(self) -> None:
         polo = _program()
         for line in (
             "Now try",
             f"    {polo} verify {self.folder}/proof --trust {self.folder}/issuer.pub",
             f"    {polo} show {self.folder}/proof",
+            f"    {polo} identify {self.folder}/stolen.safetensors --proof {self.folder}/proof "
+            f"--trust {self.folder}/issuer.pub",
             f"    {polo} validate --task digits --bits 1024",
             f"and open {self.folder}/report.html in a browser",
         ):

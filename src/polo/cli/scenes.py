@@ -8,10 +8,12 @@ import hashlib
 import shutil
 import time
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 
 from polo.embedding.embedder import Embedder
 from polo.embedding.placement import parameters_of
@@ -114,6 +116,37 @@ def forge(
     writer.finish(0)
     writer.close()
     return Forgery(out, shards, seconds)
+
+
+def steal(
+    model: torch.nn.Module,
+    path: Path,
+    *,
+    train: Callable[[torch.nn.Module], None],
+    pruned: float,
+) -> torch.nn.Module:
+    """A thief's copy: trained a little further, its smallest weights cut, saved in bfloat16."""
+    copy = deepcopy(model)
+    train(copy)
+    matrices = [tensor for tensor in copy.parameters() if tensor.dim() > 1]
+    sizes = torch.cat([tensor.detach().abs().reshape(-1) for tensor in matrices])
+    threshold = sizes.kthvalue(max(1, int(pruned * len(sizes)))).values
+    with torch.no_grad():
+        for tensor in matrices:
+            tensor[tensor.abs() <= threshold] = 0
+        for tensor in copy.parameters():
+            tensor.copy_(tensor.bfloat16())
+    save(copy, path, dtype=torch.bfloat16)
+    return copy
+
+
+def save(model: torch.nn.Module, path: Path, *, dtype: torch.dtype | None = None) -> None:
+    """Save a model as safetensors, its floating tensors as `dtype`."""
+    state = {
+        name: tensor.detach().to(dtype if tensor.is_floating_point() else None).contiguous()
+        for name, tensor in model.state_dict().items()
+    }
+    save_file(state, path)
 
 
 class _Forger:

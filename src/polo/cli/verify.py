@@ -11,7 +11,7 @@ from polo.cli.tasks import load_task
 from polo.errors import StoreError
 
 if TYPE_CHECKING:
-    from polo.protocol.records import Manifest
+    from polo.protocol.records import Bundle, Manifest
 
 
 def verify(
@@ -22,6 +22,8 @@ def verify(
     task: str | None = None,
     accuracy: Literal["all", "sample", "none"] = "all",
     model: Path | None = None,
+    whole: Flag = False,
+    final_only: Flag = False,
     report: Path | None = None,
     json: Flag = False,
 ) -> int:
@@ -32,12 +34,14 @@ def verify(
 
     polo verify proof --model delivered.safetensors --report report.html
 
+    polo verify bob.polo --trust issuer.pub
+
     Exit code 0 accepted, 1 rejected, 2 could not decide.
 
     Parameters
     ----------
     proof
-        The proof folder.
+        The proof folder, or a bundle.
     trust
         Public key of an issuer to trust, besides those in your trust store. May be repeated.
     task
@@ -46,6 +50,10 @@ def verify(
         Which checkpoints to test: all, a random sample, or none.
     model
         A delivered model (safetensors): is it exactly what the proof ends in?
+    final_only
+        Look only for all marks in the final model (or --model): ownership, and nothing else.
+    whole
+        Accept only a whole proof; a disclosure then cannot be decided.
     report
         Write the verdict as a web page.
     json
@@ -67,7 +75,7 @@ def verify(
             proof,
             trust=trusted,
             task=load_task(task) if task else None,
-            policy=Policy(accuracy),
+            policy=Policy(accuracy, whole=whole, final_only=final_only),
             model=model,
             listener=tell,
         )
@@ -96,13 +104,13 @@ def show(proof: Path, /, *, json: Flag = False) -> None:
     Parameters
     ----------
     proof
-        The proof folder.
+        The proof folder, or a bundle.
     json
         Print JSON.
     """
-    from polo.storage.folder import ProofFolder
+    from polo.storage.bundle import glance
 
-    manifest = ProofFolder(proof).manifest()
+    bundle, manifest = glance(proof)
     if json:
         print_json(manifest.to_json())
         return
@@ -110,19 +118,22 @@ def show(proof: Path, /, *, json: Flag = False) -> None:
 
     console = Console(highlight=False)
     console.print("[yellow]nothing here is checked; polo verify does that[/]\n")
-    for name, value in _facts(manifest).items():
+    for name, value in _facts(manifest, bundle).items():
         console.print(f"{name:<10} {value}", markup=False, soft_wrap=True)
     console.print(_table(manifest))
 
 
-def _facts(manifest: "Manifest") -> dict[str, str]:
+def _facts(manifest: "Manifest", bundle: "Bundle | None") -> dict[str, str]:
     from polo.protocol.records import identity_of
+    from polo.verifier.verdict import described
 
     terms = manifest.terms
     issued = time.strftime("%Y-%m-%d", time.gmtime(min(manifest.enrolment.issued, 2**35)))
     stored = sum(file.size for file in manifest.files)
     state = "closed" if manifest.finished else "not closed"
+    part = {"shown": described(bundle, len(manifest.shards))} if bundle else {}
     return {
+        **part,
         "identity": identity_of(manifest.enrolment.identity).hex(),
         "issuer": f"{identity_of(manifest.enrolment.issuer).hex()}, {issued}",
         "task": f"{terms.task.name}, version {terms.task.version}",

@@ -58,20 +58,31 @@ def parse(data: bytes, *, place: str, limit: int = MAX_DOCUMENT_BYTES) -> Any:
 def _ordered(value: Any, depth: int) -> Any:
     if depth > MAX_DEPTH:
         raise LimitError(f"nested deeper than {MAX_DEPTH}")
+    # Most values of a record are strings, so they come first.
+    if isinstance(value, str) or value is None:
+        return value
     if isinstance(value, dict):
-        if not all(isinstance(key, str) for key in value):
-            raise FormatError("a key is not a string")
-        keys = sorted(value, key=lambda key: key.encode("utf-16-be", "surrogatepass"))
-        return {key: _ordered(value[key], depth + 1) for key in keys}
+        return {key: _ordered(value[key], depth + 1) for key in _sorted_keys(value)}
     if isinstance(value, (list, tuple)):
         return [_ordered(item, depth + 1) for item in value]
     if isinstance(value, int):
         if not isinstance(value, bool) and abs(value) > MAX_SAFE_INTEGER:
             raise FormatError("an integer is outside ±(2^53 − 1)")
         return value
-    if value is None or isinstance(value, str):
-        return value
     raise FormatError(f"a {type(value).__name__} has no place in a record")
+
+
+def _sorted_keys(value: dict[Any, Any]) -> list[str]:
+    try:
+        plain = "".join(value).isascii()
+    except TypeError as error:
+        raise FormatError("a key is not a string") from error
+    # Python's own order is that of UTF-16 code units as long as all characters are ASCII.
+    return sorted(value, key=None if plain else _utf16)
+
+
+def _utf16(key: str) -> bytes:
+    return key.encode("utf-16-be", "surrogatepass")
 
 
 def _no_float(text: str) -> NoReturn:

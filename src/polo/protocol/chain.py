@@ -128,12 +128,19 @@ class ChainWalk:
 
     For each shard: `shard` names it, `open` takes its nonce and returns the query, `read`
     takes the reading; or `skip` passes on where the mark cannot be read.
+
+    Args:
+        manifest: The chain.
+        verifier: Checks the signatures of receipts.
+        at: The shard to begin with; by default the newest.
     """
 
-    def __init__(self, manifest: Manifest, verifier: signing.SignatureVerifier) -> None:
+    def __init__(
+        self, manifest: Manifest, verifier: signing.SignatureVerifier, *, at: int | None = None
+    ) -> None:
         self._manifest = manifest
         self._verifier = verifier
-        self._at = len(manifest.shards)
+        self._at = len(manifest.shards) if at is None else at
         self._query: MarkQuery | None = None
 
     @property

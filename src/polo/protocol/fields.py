@@ -194,6 +194,17 @@ class Nested:
         return value.to_json()
 
 
+_FIELDS: dict[type["Record"], dict[str, Field]] = {}
+
+
+def _fields(record: type["Record"]) -> dict[str, Field]:
+    """The fields of a record by name; manifests hold hundreds of records of a few kinds."""
+    if record not in _FIELDS:
+        found = dataclasses.fields(record)  # type: ignore[arg-type]
+        _FIELDS[record] = {field.name: field.metadata["polo"] for field in found}
+    return _FIELDS[record]
+
+
 class Record:
     """Base of all records; subclasses are frozen dataclasses.
 
@@ -208,7 +219,7 @@ class Record:
         """The record in a parsed JSON value."""
         if not isinstance(value, dict):
             raise FormatError("expected an object", place=place)
-        fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        fields = _fields(cls)
         known = set(fields) | ({"format"} if cls.FORMAT else set())
         if cls.FORMAT and value.get("format") != cls.FORMAT:
             found = str(value.get("format"))[:80]
@@ -222,7 +233,7 @@ class Record:
         if missing := sorted(known - set(value)):
             raise FormatError(f"field {missing[0]!r} is missing", place=place)
         read = {
-            name: field.metadata["polo"].read(
+            name: field.read(
                 value[name], f"{place}: {name}" if ":" not in place else f"{place}.{name}"
             )
             for name, field in fields.items()
@@ -232,12 +243,12 @@ class Record:
     def to_json(self) -> dict[str, Any]:
         """The record as a JSON value."""
         written: dict[str, Any] = {"format": self.FORMAT} if self.FORMAT else {}
-        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+        for name, field in _fields(type(self)).items():
             try:
-                written[field.name] = field.metadata["polo"].write(getattr(self, field.name))
+                written[name] = field.write(getattr(self, name))
             except FormatError as error:
                 if error.place == "record":
-                    error.place = f"{type(self).__name__}.{field.name}"
+                    error.place = f"{type(self).__name__}.{name}"
                 raise
         return written
 

@@ -329,8 +329,9 @@ class Nonce(Record):
     FORMAT = "polo/nonce/1"
 
     shard: int = of(_SHARD)
-    nonce: bytes = of(_HASH)
-    salt: bytes = of(_HASH)
+    # Left out of `repr`, so that no log or notebook shows them by accident.
+    nonce: bytes = of(_HASH, repr=False)
+    salt: bytes = of(_HASH, repr=False)
     path: tuple[bytes, ...] = of(ListOf(_HASH, 64))
 
 
@@ -448,7 +449,7 @@ class Manifest(SignedRecord):
         files: Every other file of the proof, sorted by path.
         finished: Whether the prover closed the proof.
         outside: Optimizer steps after the last sealed shard; they are not part of the proof.
-        transfer: Digest of the transfer that handed this proof on, if any.
+        transfer: Digest of the transfer by which the owner of this chain got the model, if any.
     """
 
     FORMAT = "polo/proof/1"
@@ -468,9 +469,79 @@ class Manifest(SignedRecord):
         """The terms of the enrolment."""
         return self.enrolment.terms
 
+    @functools.cached_property
+    def digest(self) -> bytes:
+        """What a transfer calls this proof by, as it was signed."""
+        return tagged("polo/proof/1", self.to_bytes())
+
+    @property
+    def last_root(self) -> bytes:
+        """Root of the newest checkpoint."""
+        return self.root_before(len(self.shards) + 1)
+
     def root_before(self, shard: int) -> bytes:
         """Root of the checkpoint that a shard started from, as the manifest lists it."""
         return self.start.root if shard == 1 else self.shards[shard - 2].root
+
+
+@dataclass(frozen=True)
+class Transfer(Record):
+    """A model changes hands: the buyer's chain starts where the seller's ends. Both sign.
+
+    Attributes:
+        proof: Digest of the seller's signed manifest.
+        root: The last root of the seller's chain, which the buyer's chain starts from.
+        first: Root of the first shard that the buyer sealed.
+        enrolment: Digest of the buyer's enrolment.
+        seller: The seller's public key.
+        buyer: The buyer's public key.
+        made: Seconds since 1970 by the buyer's clock; shows nothing.
+        index: Place in a registry's log; null offline.
+        buyer_signature: The buyer's, over everything but the signatures.
+        seller_signature: The seller's, over the same bytes.
+    """
+
+    FORMAT = "polo/transfer/1"
+
+    proof: bytes = of(_HASH)
+    root: bytes = of(_HASH)
+    first: bytes = of(_HASH)
+    enrolment: bytes = of(_HASH)
+    seller: bytes = of(_KEY)
+    buyer: bytes = of(_KEY)
+    made: int = of(_TIME)
+    index: int | None = of(Nullable(_COUNT))
+    buyer_signature: bytes = of(_SIGNATURE, default=_UNSIGNED)
+    seller_signature: bytes = of(_SIGNATURE, default=_UNSIGNED)
+
+    def message(self) -> bytes:
+        """The bytes that both sign."""
+        body = self.to_json()
+        del body["buyer_signature"], body["seller_signature"]
+        return b"polo signature 1\n" + canonical.encode(body)
+
+    @functools.cached_property
+    def digest(self) -> bytes:
+        """What the buyer's manifest calls this transfer by."""
+        return tagged("polo/transfer/1", self.to_bytes())
+
+
+@dataclass(frozen=True)
+class Bundle(Record):
+    """What part of a proof this is, so that what is left out on purpose is not missed.
+
+    Nobody signs it: it only ever narrows what a verdict speaks of.
+
+    Attributes:
+        kind: `public` (no nonces, no weights), `verifier` (everything), or `buyer` (nonces and
+            openings of chosen shards).
+        shards: The shards that are shown, in order; all of them for a verifier, none in public.
+    """
+
+    FORMAT = "polo/bundle/1"
+
+    kind: str = of(Choice(("public", "verifier", "buyer")))
+    shards: tuple[int, ...] = of(ListOf(_SHARD, MAX_SHARDS))
 
 
 def identity_of(public_key: bytes) -> bytes:

@@ -30,6 +30,7 @@ from polo.protocol.records import (
 )
 from polo.prover.monitor import EmbeddingWarning, Monitor
 from polo.prover.sealing import Effort, Evaluate, Setting, seal
+from polo.prover.starting import check_start
 from polo.receipts import NonceSource, OfflineEnrolment
 from polo.storage import delta, state
 from polo.storage.folder import ProofFolder
@@ -149,7 +150,8 @@ class Prover:
         if signer.public_key != self.enrolment.identity:
             raise SignatureError(
                 "this key is not the one that was enrolled",
-                advice="Use the key whose .pub file the issuer got.",
+                advice="Use the key whose .pub file the issuer got. If it is lost, nobody can go "
+                "on with the proof; see Keys in docs/threat-model.md.",
             )
         self.timings = Timings()
         self.on_seal = list(on_seal)
@@ -196,6 +198,7 @@ class Prover:
         *,
         evaluate: Evaluate | None = None,
         also: Mapping[str, Any] | None = None,
+        parent: str | Path | None = None,
     ) -> "Attachment":
         """Hook into an optimizer; begins or resumes the proof the first time.
 
@@ -207,6 +210,8 @@ class Prover:
             optimizer: The optimizer that trains it.
             evaluate: Measures the sealed weights, unless `end_epoch` brings its own.
             also: Further objects with `state_dict` to save and restore: schedulers, scalers.
+            parent: The proof or file that the model was bought as. Where the terms name a model to
+                start from and this is not it, the error can then name the tensor that differs.
         """
         if self._finished:
             raise ChainError("this proof is finished; make a new Prover to go on with it")
@@ -227,7 +232,7 @@ class Prover:
         self._evaluate = evaluate or self._evaluate
         if not self._started:
             if self._writer.manifest is None:
-                self._begin()
+                self._begin(parent)
             else:
                 self._resume()
             self._started = True
@@ -284,9 +289,11 @@ class Prover:
         self.detach()
         self._writer.close()
 
-    def _begin(self) -> None:
+    def _begin(self, parent: str | Path | None) -> None:
         checkpoint = checkpoint_of(self._live_model())
-        root = commit(checkpoint).root
+        commitment = commit(checkpoint)
+        check_start(self.terms, commitment, parent)
+        root = commitment.root
         secret = obfuscation.secret_of(self._writer.secret, 1)
         answer = self._nonces.commit(0, root)
         start = Start(root, obfuscation.secret_commitment(secret), answer.receipt)

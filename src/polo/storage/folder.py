@@ -13,12 +13,17 @@ from polo.errors import FormatError, LimitError, StoreError
 from polo.protocol import canonical
 from polo.protocol.digest import SIZE
 from polo.protocol.layout import CHUNK_BYTES, Layout
-from polo.protocol.records import File, Manifest, Nonce, SchemeTerms
+from polo.protocol.records import Bundle, File, Manifest, Nonce, SchemeTerms, Transfer
 from polo.weights.files import FileCheckpoint, header_of, open_plain
 
 MANIFEST_FILE = "manifest.json"
 LAYOUT_FILE = "layout.json"
+TRANSFER_FILE = "transfer.json"
+BUNDLE_FILE = "bundle.json"
+ANCESTORS_FOLDER = "ancestors"
 _MAX_NONCE_FILE = 16 * 1024
+MAX_TRANSFER_FILE = 16 * 1024
+MAX_BUNDLE_FILE = 128 * 1024
 _MAX_ENTRIES = 500_000
 
 
@@ -35,6 +40,19 @@ def opening_path(shard: int) -> str:
 def nonce_path(shard: int) -> str:
     """Path of an opened nonce inside a proof."""
     return f"nonces/{shard:06d}.json"
+
+
+def ancestor_path(number: int) -> str:
+    """Path of an earlier owner's proof inside a proof; 1 is the first owner's."""
+    return f"{ANCESTORS_FOLDER}/{number:06d}"
+
+
+def state_path_of(proof: Path | str) -> Path:
+    """What the holder of a proof keeps beside it, for nobody else."""
+    path = Path(proof)
+    if path.name in ("", ".."):
+        path = path.resolve()
+    return path.with_name(path.name + ".state")
 
 
 def most_bytes(path: str, layout: Layout, scheme: SchemeTerms) -> int:
@@ -55,7 +73,7 @@ class ProofFolder:
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
-        if not self.path.is_dir():
+        if not os.path.isdir(self.path):
             raise StoreError(
                 "there is no proof here",
                 place=str(path),
@@ -70,12 +88,26 @@ class ProofFolder:
 
     def layout(self) -> Layout:
         """The layout, parsed; whether the terms name it is not checked here."""
-        return Layout.from_bytes(self._read(LAYOUT_FILE, canonical.MAX_DOCUMENT_BYTES), LAYOUT_FILE)
+        return Layout.from_bytes(self.layout_bytes(), LAYOUT_FILE)
+
+    def layout_bytes(self) -> bytes:
+        """The layout's document."""
+        return self._read(LAYOUT_FILE, canonical.MAX_DOCUMENT_BYTES)
 
     def nonce(self, shard: int) -> Nonce:
         """The opened nonce of a shard."""
         place = nonce_path(shard)
         return Nonce.from_bytes(self._read(place, _MAX_NONCE_FILE), place)
+
+    def transfer(self) -> Transfer:
+        """The transfer by which the owner got the model; its signatures are not checked here."""
+        return Transfer.from_bytes(self._read(TRANSFER_FILE, MAX_TRANSFER_FILE), TRANSFER_FILE)
+
+    def bundle(self) -> Bundle | None:
+        """What part of a proof this is, as the folder says; None if it does not say."""
+        if not os.path.lexists(self.path / BUNDLE_FILE):
+            return None
+        return Bundle.from_bytes(self._read(BUNDLE_FILE, MAX_BUNDLE_FILE), BUNDLE_FILE)
 
     def checkpoint(self, shard: int, layout: Layout) -> FileCheckpoint:
         """The stored checkpoint of a shard; its root is not checked here."""
@@ -83,7 +115,9 @@ class ProofFolder:
 
     def strangers(self, manifest: Manifest) -> Iterator[str]:
         """Everything in the folder that the manifest does not list, or that is no plain file."""
-        listed = {file.path for file in manifest.files} | {MANIFEST_FILE}
+        listed = {file.path for file in manifest.files} | {MANIFEST_FILE, BUNDLE_FILE}
+        if manifest.transfer is not None:
+            listed.add(TRANSFER_FILE)
         folders = {"/".join(p.split("/")[:at]) for p in listed for at in range(1, p.count("/") + 1)}
         waiting, seen = [self.path], 0
         while waiting:

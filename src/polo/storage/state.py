@@ -19,8 +19,19 @@ from safetensors.torch import save
 
 from polo.errors import StoreError
 from polo.storage import atomic
+from polo.weights.files import open_plain
 
 _TENSOR, _TUPLE, _MAP, _COUNTER, _FLOAT = "$tensor", "$tuple", "$map", "$counter", "$float"
+_UNREADABLE = (
+    StoreError,
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    RecursionError,
+    struct.error,
+    safetensors.SafetensorError,
+)
 
 
 def write_state(path: Path, tree: Any) -> None:
@@ -36,12 +47,13 @@ def write_state(path: Path, tree: Any) -> None:
 def read_state(path: Path) -> Any:
     """Read what `write_state` wrote."""
     try:
+        open_plain(path).close()  # safetensors would wait for ever at a pipe.
         with safetensors.safe_open(path, framework="pt") as file:
             tree = json.loads(file.metadata()["tree"])
-            return _unpack(tree, file)
-    except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
+            return _unpack(tree, file, set())
+    except _UNREADABLE as error:
         raise StoreError(
-            f"the saved training state cannot be read: {error}", place=str(path)
+            f"the saved training state cannot be read: {str(error)[:200]}", place=str(path)
         ) from error
 
 
@@ -95,21 +107,25 @@ def _storable(tensor: torch.Tensor) -> bool:
     return dense and not tensor.is_meta and tensor.dtype not in (torch.complex32, torch.complex128)
 
 
-def _unpack(value: Any, file: Any) -> Any:
+def _unpack(value: Any, file: Any, taken: set[str]) -> Any:
     if isinstance(value, list):
-        return [_unpack(item, file) for item in value]
+        return [_unpack(item, file, taken) for item in value]
     if not isinstance(value, dict):
         return value
     ((kind, body),) = value.items()
     if kind == _TENSOR:
+        # Each is stored once; a short tree must not ask for a large one a thousand times.
+        if body in taken:
+            raise ValueError(f"the tensor {body} appears twice")
+        taken.add(body)
         # A copy: what safetensors returns is a map of the file, which is removed at the next seal
         # and whose alignment shows in the last bits of some sums.
         return file.get_tensor(body).clone()
     if kind == _FLOAT:
         return struct.unpack("<d", bytes.fromhex(body))[0]
     if kind == _TUPLE:
-        return tuple(_unpack(item, file) for item in body)
+        return tuple(_unpack(item, file, taken) for item in body)
     if kind not in (_MAP, _COUNTER):
         raise ValueError(f"{kind} has no meaning here")
-    found = {_unpack(k, file): _unpack(v, file) for k, v in body}
+    found = {_unpack(k, file, taken): _unpack(v, file, taken) for k, v in body}
     return Counter(found) if kind == _COUNTER else found

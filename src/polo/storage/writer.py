@@ -27,11 +27,13 @@ from polo.keys import Ed25519Verifier
 from polo.protocol import signing
 from polo.protocol.commitment import Opening
 from polo.protocol.layout import Layout
-from polo.protocol.records import FILE_PATTERN, File, Manifest, Nonce, Retention, Shard
+from polo.protocol.records import FILE_PATTERN, File, Manifest, Nonce, Retention, Shard, Transfer
 from polo.storage import atomic, delta, openings
 from polo.storage.folder import (
+    ANCESTORS_FOLDER,
     LAYOUT_FILE,
     MANIFEST_FILE,
+    TRANSFER_FILE,
     ProofFolder,
     checkpoint_path,
     nonce_path,
@@ -40,8 +42,22 @@ from polo.storage.folder import (
 from polo.weights.checkpoint import Checkpoint
 from polo.weights.files import FileCheckpoint, write_checkpoint
 
-_FOLDERS = ("checkpoints", "openings", "nonces", "evidence/*", "evidence")
+_FOLDERS = (
+    "checkpoints",
+    "openings",
+    "nonces",
+    "evidence/*",
+    "evidence",
+    f"{ANCESTORS_FOLDER}/*/*",
+    f"{ANCESTORS_FOLDER}/*",
+    ANCESTORS_FOLDER,
+)
 _OURS = re.compile(f"({FILE_PATTERN}|{re.escape(MANIFEST_FILE)})({re.escape(atomic.TEMPORARY)})?")
+_BOUGHT = re.compile(
+    rf"(transfer\.json|{ANCESTORS_FOLDER}/[0-9]{{6}}/"
+    rf"({FILE_PATTERN}|manifest\.json|transfer\.json|bundle\.json))({re.escape(atomic.TEMPORARY)})?"
+)
+"""What a transfer brings; no list of files names it, the manifest's `transfer` stands for it."""
 
 
 class ProofWriter:
@@ -136,6 +152,13 @@ class ProofWriter:
         self._commit(replace(self._begun(), finished=True, outside=outside))
         return self._begun()
 
+    def take_over(self, transfer: Transfer) -> Manifest:
+        """Bind the transfer by which the owner got the model; the ancestors are there already."""
+        manifest = self._begun()
+        atomic.write(self.path / TRANSFER_FILE, transfer.to_bytes())
+        self._commit(replace(manifest, transfer=transfer.digest))
+        return self._begun()
+
     def close(self) -> None:
         """Let others write."""
         self._unlock()
@@ -202,7 +225,7 @@ class ProofWriter:
         for path in list(self._leftovers()):
             path.unlink(missing_ok=True)
         for folder in itertools.chain.from_iterable(map(self.path.glob, _FOLDERS)):
-            if folder.is_dir() and not any(folder.iterdir()):
+            if folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir()):
                 folder.rmdir()
         for path in self.state_path.glob("*" + atomic.TEMPORARY):
             path.unlink(missing_ok=True)
@@ -221,6 +244,22 @@ class ProofWriter:
             known = name in listed or name == MANIFEST_FILE
             if not known and _OURS.fullmatch(name) and not path.is_dir():
                 self._check_leftover(path)
+                yield path
+        yield from self._untransferred()
+
+    def _untransferred(self) -> Iterator[Path]:
+        """What a killed transfer left behind: all of it, unless the manifest binds it."""
+        bound = self.manifest is not None and self.manifest.transfer is not None
+        depths = (f"{ANCESTORS_FOLDER}/*/*", f"{ANCESTORS_FOLDER}/*/*/*")
+        for path in itertools.chain.from_iterable(
+            map(self.path.glob, (f"{TRANSFER_FILE}*", *depths))
+        ):
+            name = path.relative_to(self.path).as_posix()
+            # Somebody may have linked the seller's own proof into place: that is not ours.
+            folders = path.relative_to(self.path).parents
+            linked = any((self.path / at).is_symlink() for at in folders if at.name)
+            loose = not bound or name.endswith(atomic.TEMPORARY)
+            if loose and not linked and _BOUGHT.fullmatch(name) and not path.is_dir():
                 yield path
 
     def _check_leftover(self, path: Path) -> None:

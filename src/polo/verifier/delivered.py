@@ -8,6 +8,7 @@ from polo.verifier.verdict import Check, Status
 from polo.weights import dtypes
 from polo.weights.checkpoint import Checkpoint
 from polo.weights.files import FileCheckpoint
+from polo.weights.formats import format_of, pickle_refusal
 
 _PIECE = 2**20
 _NAMED = 5
@@ -15,15 +16,16 @@ _NAMED = 5
 
 def compare(path: Path, last: FileCheckpoint) -> Check:
     """Compare a delivered safetensors file with the proof's last checkpoint."""
-    if path.suffix in (".pt", ".pth", ".bin", ".ckpt", ".pkl"):
-        return Check(
-            "delivered",
-            Status.UNDECIDED,
-            "pickled models are not opened: they can run code",
-            place=str(path),
-            advice="Convert it where it was made: safetensors.torch.save_file(state_dict, FILE)",
-        )
     try:
+        if format_of(path) == "pickle":
+            refusal = pickle_refusal(path)
+            return Check(
+                "delivered",
+                Status.UNDECIDED,
+                refusal.message,
+                place=refusal.place,
+                advice=refusal.advice,
+            )
         # The user chose this path, so a link, as in a model cache, is followed.
         with FileCheckpoint.any(path.resolve()) as delivered:
             return _compare(path, last, delivered)

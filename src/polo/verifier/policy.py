@@ -17,11 +17,15 @@ class Policy:
             last one always in it, or `none`.
         tolerance: How far the prover's own metric may be from the measured one.
         threads: Threads for hashing; by default one per core, at most four.
+        final_only: Whether to look only for the marks in the final model: ownership, nothing else.
+        whole: Whether only a whole proof can be accepted, and a disclosure cannot.
     """
 
     accuracy: str = "all"
     tolerance: float = 0.01
     threads: int | None = None
+    whole: bool = False
+    final_only: bool = False
 
     def __post_init__(self) -> None:
         if self.accuracy not in ACCURACY:

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from polo.verifier import charts
+from polo.verifier import charts, owners
 from polo.verifier.charts import Chart, Markup, Point, joined, tag
-from polo.verifier.verdict import LEVEL_TEXTS, MEANINGS, Check, Outcome, Status, Verdict
+from polo.verifier.verdict import FINAL, LEVEL_TEXTS, MEANINGS, Check, Outcome, Status, Verdict
 
 MOST_PROBLEMS = 40
 MOST_ROWS = 1000
@@ -36,6 +36,7 @@ _ICONS = {
     Outcome.UNDECIDED: "M18.5 19.5a5.5 5.5 0 1 1 7.5 5.1q-2 .9 -2 3.2v.7m0 5v.1",
 }
 _SEVERITY = (Status.FAILED, Status.UNDECIDED, Status.PASSED)
+_RANKS = (*_SEVERITY, Status.NOTE)
 _CLOSED_BY = {"chain": ("receipts", "replay"), "receipts": ("replay",), "progress": ("replay",)}
 _FACTS = {
     "identity": "Prover",
@@ -43,6 +44,7 @@ _FACTS = {
     "task": "Task",
     "scheme": "Watermark",
     "shards": "Shards",
+    "bundle": "What was shown",
     "final_root": "Root of the last checkpoint",
     "issued": "Enrolled",
     "verified": "Verified",
@@ -76,8 +78,9 @@ def render(verdict: Verdict) -> str:
     parts = [_header(verdict)]
     if verdict.outcome == Outcome.ACCEPTED:
         parts.append(_caution(verdict, rows))
-    parts += [_problems(verdict), _notes(verdict), _facts(verdict), _charts(verdict, rows)]
-    parts += [_chain(rows), _levels(verdict), _checks(verdict), _json(verdict)]
+    parts += [_problems(verdict), _notes(verdict), _facts(verdict), owners.section(verdict)]
+    parts.append(_charts(verdict, rows))
+    parts += [_chain(verdict, rows), _levels(verdict), _checks(verdict), _json(verdict)]
     words = f"PoLO verdict: {verdict.outcome.words.lower()}"
     style = importlib.resources.files("polo.verifier").joinpath("report.css").read_text("utf-8")
     head = tag(
@@ -96,15 +99,16 @@ def render(verdict: Verdict) -> str:
 
 
 def shard_rows(verdict: Verdict) -> list[ShardRow]:
-    """What is known of each shard, oldest first; empty if no shard was looked at."""
+    """What is known of each shard that was shown, oldest first; empty if none was looked at."""
     named = {name: verdict.per_shard(name) for name in ("mark", "accuracy", "claim")}
     # Where a nonce is missing there is no check of the mark: the nonce's own stands for it.
-    named["mark"] = verdict.per_shard("nonce") | named["mark"]
+    named["mark"] = verdict.per_shard("nonce") | named["mark"] | verdict.per_shard("residual")
     worst: dict[int, Status] = {}
     for check in verdict.checks:
-        if check.shard and check.status in _SEVERITY:
+        own = check.shard and not check.ancestor
+        if own and (check.status in _SEVERITY or check.name == "residual"):
             so_far = worst.get(check.shard, check.status)
-            worst[check.shard] = min(so_far, check.status, key=_SEVERITY.index)
+            worst[check.shard] = min(so_far, check.status, key=_RANKS.index)
     if not worst:
         return []
     total = verdict.facts.get("shards")
@@ -116,7 +120,7 @@ def shard_rows(verdict: Verdict) -> list[ShardRow]:
             worst.get(shard),
             *(named[name].get(shard) for name in ("mark", "accuracy", "claim")),
         )
-        for shard in range(1, last + 1)
+        for shard in (range(1, last + 1) if verdict.shown is None else verdict.shown)
     ]
 
 
@@ -134,13 +138,22 @@ def closers(verdict: Verdict) -> list[str]:
 
 def in_short(verdict: Verdict) -> str:
     """What an accepted verdict amounts to, in one line."""
+    if verdict.shown is not None:
+        return "Order and the marks that were shown, not the model."
+    if verdict.levels == (FINAL,):
+        return "Ownership of the final model, and nothing else."
     if "replay" in verdict.levels:
         return "Not that the data was worth learning."
     return "Order and ownership, not effort."
 
 
-def untested(rows: Sequence[ShardRow]) -> str:
+def untested(verdict: Verdict, rows: Sequence[ShardRow]) -> str:
     """A sentence if accuracy was not measured on every shard."""
+    if verdict.shown is not None:
+        return (
+            "The model was not shown: nothing here says how good it is, or that a file you hold "
+            "is the one that this proof ends in."
+        )
     tested = sum(figure(row.accuracy, "measured") is not None for row in rows)
     if not tested:
         return "Accuracy was not measured, so nothing here says how good the model is."
@@ -162,7 +175,11 @@ def _header(verdict: Verdict) -> Markup:
     )
     words = [tag("span", outcome.words.capitalize(), class_=f"is-{shape}")]
     if outcome == Outcome.ACCEPTED:
-        words += [Markup(" "), tag("small", f"at level {' + '.join(verdict.levels)}")]
+        level = f"at level {' + '.join(verdict.levels)}"
+        if verdict.levels == (FINAL,):
+            level = "as ownership of the final model"
+        small = level if verdict.shown is None else "as a disclosure"
+        words += [Markup(" "), tag("small", small)]
     sentence = verdict.headline().partition(": ")[2]
     counts = Counter(check.status for check in verdict.checks)
     said = ", ".join(_count(counts[status], status) for status in _GLYPHS if counts[status])
@@ -184,10 +201,10 @@ def _count(number: int, status: Status) -> str:
 
 def _caution(verdict: Verdict, rows: Sequence[ShardRow]) -> Markup:
     gaps = [
-        tag("li", tag("b", level), f" does not show {LEVEL_TEXTS[level].does_not_show}.")
-        for level in verdict.levels
+        tag("li", tag("b", level), f" does not show {text.does_not_show}.")
+        for level, text in verdict.texts.items()
     ]
-    if missing := untested(rows):
+    if missing := untested(verdict, rows):
         gaps.append(tag("li", missing))
     parts = [
         tag("h2", "What this does not show"),
@@ -233,8 +250,10 @@ def _problem(check: Check) -> Markup:
 
 def _notes(verdict: Verdict) -> Markup:
     notes = [
-        tag("li", tag("b", check.name), f": {check.detail}") for check in verdict.of(Status.NOTE)
-    ]
+        tag("li", tag("b", check.name), f" ({check.place})" if check.ancestor else "",
+            f": {check.detail}")
+        for check in verdict.of(Status.NOTE)
+    ]  # fmt: skip
     if not notes:
         return Markup("")
     return tag("section", tag("h2", "Notes"), tag("ul", *notes))
@@ -342,15 +361,18 @@ def _point(shard: int, check: Check | None, name: str) -> Point:
     return Point(shard, figure(check, name), check.status, tip)
 
 
-def _chain(rows: Sequence[ShardRow]) -> Markup:
+def _chain(verdict: Verdict, rows: Sequence[ShardRow]) -> Markup:
     if not rows:
         return Markup("")
     tiles = [charts.tile("0", "start", None, "the weights before the first shard")]
     before = 0
+    total = max(rows[-1].shard, int(verdict.facts.get("shards", 0)) if verdict.shown else 0)
+    words = "not shown" if verdict.shown and len(rows) <= MOST_TILES else "more"
     for row in selected(rows, first=3, worst=6, last=9, most=MOST_TILES):
-        tiles += _gap(before, row.shard)
-        tiles.append(_tile(row, last=row is rows[-1]))
+        tiles += _gap(before, row.shard, words)
+        tiles.append(_tile(row, last=row.shard == total))
         before = row.shard
+    tiles += _gap(before, total + 1, words)
     text = "Each mark is derived from the checkpoint before it, so the order cannot be changed."
     items = (tag("li", drawing) for drawing in tiles)
     return tag(
@@ -381,9 +403,9 @@ def _goodness(row: ShardRow) -> tuple[int, float]:
     return rank, 2.0 if eta is None else eta
 
 
-def _gap(before: int, shard: int) -> Iterator[Markup]:
+def _gap(before: int, shard: int, words: str) -> Iterator[Markup]:
     if missing := shard - before - 1:
-        yield charts.tile("", f"{missing} more", None, f"shards {before + 1} to {shard - 1}")
+        yield charts.tile("", f"{missing} {words}", None, f"shards {before + 1} to {shard - 1}")
 
 
 def _tile(row: ShardRow, *, last: bool) -> Markup:
@@ -400,7 +422,7 @@ def _levels(verdict: Verdict) -> Markup:
     table = tag(
         "table",
         tag("thead", tag("tr", *(tag("th", head, scope="col") for head in heads))),
-        tag("tbody", *(_level(verdict, name) for name in LEVEL_TEXTS)),
+        tag("tbody", *(_level(verdict, name) for name in LEVEL_TEXTS | verdict.texts)),
         class_="levels",
     )
     text = "The terms say which of the five are asked for; each is a check of its own."
@@ -416,9 +438,10 @@ def _level(verdict: Verdict, name: str) -> Markup:
     elif status is None:
         result = tag("span", "asked for, not checked", class_="is-open")
     else:
-        words = f"{_GLYPHS[status]} asked for, {status.value}"
+        part = "" if verdict.shown is None else " for what was shown"
+        words = f"{_GLYPHS[status]} asked for, {status.value}{part}"
         result = tag("span", words, class_=f"is-{_CLASSES[status]}")
-    text = LEVEL_TEXTS[name]
+    text = (LEVEL_TEXTS | verdict.texts)[name]
     return tag(
         "tr",
         tag("td", tag("b", name)),

@@ -11,11 +11,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from polo.verifier import owners
 from polo.verifier.report import ShardRow, closers, figure, in_short, selected, shard_rows, untested
 from polo.verifier.verdict import Check, Outcome, Status, Verdict, plain
 
 MOST_SHARDS = 30
 MOST_PROBLEMS = 20
+MOST_OWNERS = 12
 WIDEST = 100
 _OUTCOMES = {
     Outcome.ACCEPTED: ("✓", "bold green"),
@@ -29,7 +31,7 @@ _STATUSES = {
     Status.NOTE: ("i", "dim"),
 }
 _AMBER = "yellow"
-_SPELT = str.maketrans({"✓": "+", "✕": "x", "η": "eta", "–": "-", "…": "...", "’": "'"})
+_SPELT = str.maketrans({"✓": "+", "·": "-", "✕": "x", "η": "eta", "–": "-", "…": "...", "’": "'"})
 
 
 def show(verdict: Verdict, console: Console) -> None:
@@ -53,13 +55,17 @@ class _Page:
         rows = shard_rows(verdict)
         self._headline(verdict, rows)
         if rows:
-            self._shards(rows, str(verdict.facts.get("metric", "accuracy"))[:16])
+            self._shards(verdict, rows)
+        self._owners(verdict)
         self._problems(verdict, brief=not rows)
         for check in verdict.of(Status.PASSED):
             if check.name == "delivered":
                 self._line(("✓ ", "green"), (f"{check.place}: {check.detail}", ""))
         for check in verdict.of(Status.NOTE):
-            self._line(("i ", "dim"), (f"{check.name}: {check.detail}", "dim"))
+            if check.name == "residual":
+                continue
+            where = f" ({check.place})" if check.ancestor else ""
+            self._line(("i ", "dim"), (f"{check.name}{where}: {check.detail}", "dim"))
 
     def _headline(self, verdict: Verdict, rows: Sequence[ShardRow]) -> None:
         glyph, style = _OUTCOMES[verdict.outcome]
@@ -73,22 +79,31 @@ class _Page:
         if levels := closers(verdict):
             close = f"What would close it: terms that also ask for {' and '.join(levels)}."
             self._line(("  ", ""), (close, _AMBER))
-        if missing := untested(rows):
+        if missing := untested(verdict, rows):
             self._line(("! ", _AMBER), (missing, _AMBER))
 
-    def _shards(self, rows: Sequence[ShardRow], metric: str) -> None:
+    def _shards(self, verdict: Verdict, rows: Sequence[ShardRow]) -> None:
+        metric = str(verdict.facts.get("metric", "accuracy"))[:16]
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")
         for head in ("shard", "bits matched", "η", "log2 p", f"{metric} / floor"):
             table.add_column(self._text(head), justify="right", overflow="fold")
         table.add_column(self._text("status"))
         before = 0
         for row in selected(rows, first=3, worst=5, last=10, most=MOST_SHARDS):
-            if missing := row.shard - before - 1:
-                skipped = f"{missing} shards left out"
-                table.add_row(self._text("…"), "", "", "", "", self._text(skipped, "dim"))
+            self._gap(table, before, row.shard, verdict)
             self._row(table, row)
             before = row.shard
+        if verdict.shown is not None:
+            self._gap(table, before, int(verdict.facts.get("shards", 0)) + 1, verdict)
         self._console.print(table, width=self._width)
+
+    def _gap(self, table: Table, before: int, shard: int, verdict: Verdict) -> None:
+        """A line for the shards between two rows."""
+        if (missing := shard - before - 1) > 0:
+            short = verdict.shown is not None and len(verdict.shown) <= MOST_SHARDS
+            words = "not shown" if short else "left out"
+            skipped = f"{missing} shard{'' if missing == 1 else 's'} {words}"
+            table.add_row(self._text("…"), "", "", "", "", self._text(skipped, "dim"))
 
     def _row(self, table: Table, row: ShardRow) -> None:
         matches, bits = figure(row.mark, "matches"), figure(row.mark, "bits")
@@ -104,6 +119,16 @@ class _Page:
             _number(measured, 4) + ("" if floor is None else f" / {floor:.2f}"),
         )
         table.add_row(*(self._text(cell) for cell in cells), self._text(f"{glyph} {words}", style))
+
+    def _owners(self, verdict: Verdict) -> None:
+        if len(verdict.owners) < 2:
+            return
+        for owner in owners.selected(verdict.owners, MOST_OWNERS):
+            if isinstance(owner, int):
+                self._line(("  ", ""), (f"… {owner} owners left out", "dim"))
+                continue
+            how = f"{owners.shards_of(owner):<16} {owner.how}, enrolled {owners.date_of(owner)}"
+            self._line(("· ", "dim"), (f"{owner.label}  ", ""), (how, "dim"))
 
     def _problems(self, verdict: Verdict, *, brief: bool) -> None:
         found = [*verdict.of(Status.FAILED), *verdict.of(Status.UNDECIDED)]

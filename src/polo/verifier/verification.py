@@ -1,6 +1,8 @@
 """Verifying a proof: signatures and files first, then the chain from the newest shard back."""
 
+import contextlib
 import itertools
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -11,8 +13,9 @@ from polo.keys import Ed25519Verifier, Trust, TrustStore, trusted_keys
 from polo.protocol import canonical, chain, signing
 from polo.protocol.carrier import Carrier
 from polo.protocol.layout import Layout
-from polo.protocol.records import Manifest, identity_of
+from polo.protocol.records import Bundle, Manifest, identity_of
 from polo.storage import history, openings
+from polo.storage.bundle import files_of, opened
 from polo.storage.folder import (
     LAYOUT_FILE,
     MANIFEST_FILE,
@@ -23,9 +26,10 @@ from polo.storage.folder import (
     opening_path,
 )
 from polo.tasks import Task
-from polo.verifier import accuracy, delivered
+from polo.verifier import accuracy, delivered, lineage
+from polo.verifier.final import verify_final
 from polo.verifier.policy import Policy
-from polo.verifier.verdict import Check, Status, Verdict, counted
+from polo.verifier.verdict import Check, Owner, Status, Verdict, counted, described
 from polo.watermark.mark import carrier_of, derive
 from polo.watermark.reading import OpenedCheckpoint, read, values_of
 from polo.watermark.schemes import SCHEMES
@@ -51,12 +55,13 @@ def verify(
     """Check a proof offline.
 
     Args:
-        proof: The proof folder.
+        proof: The proof folder, or a bundle.
         trust: Whose enrolments to accept: public keys, `.pub` files, or a trust store; by default
             the user's own store.
         task: The task, or its name; by default the registered one that the terms name.
         policy: How to verify.
-        model: A delivered model file to compare with the proof's last checkpoint.
+        model: A delivered model file to compare with the proof's last checkpoint; with
+            `final_only` the model to look for marks in.
         listener: Hears about progress.
 
     Returns:
@@ -64,6 +69,8 @@ def verify(
     """
     checks: list[Check] = []
     trusted = trusted_keys(TrustStore() if trust is None else trust)
+    if policy and policy.final_only:
+        return verify_final(Path(proof), trusted, Path(model) if model else None, policy.threads)
     run = _Run(Path(proof), trusted, task, policy or Policy(), listener or (lambda *_: None))
     try:
         for check in run.checks(Path(model) if model else None):
@@ -71,7 +78,7 @@ def verify(
     except OSError as error:
         # A full disk, a file that goes away: the verifier's trouble, not the prover's fault.
         checks.append(Check("files", Status.UNDECIDED, f"the system says: {error}"))
-    return Verdict(str(proof), tuple(checks), run.facts, run.levels)
+    return Verdict(str(proof), tuple(checks), run.facts, run.levels, run.bundle, run.owners)
 
 
 class _Run:
@@ -84,7 +91,10 @@ class _Run:
         task: Task | str | None,
         policy: Policy,
         listener: Listener,
+        *,
+        earlier: bool = False,
     ) -> None:
+        self._earlier = earlier
         self._path = path
         self._trusted = trusted
         self._task = task
@@ -93,11 +103,27 @@ class _Run:
         self._signatures = Ed25519Verifier()
         self.facts: dict[str, str | int] = {}
         self.levels: tuple[str, ...] = ("chain",)
+        self.bundle: Bundle | None = None
+        self.manifest: Manifest | None = None
+        self.owners: tuple[Owner, ...] = ()
+        self._shown: set[str] | None = None
 
     def checks(self, model: Path | None) -> Iterator[Check]:
         """All checks, in order; what cannot be reached is not checked."""
+        with contextlib.ExitStack() as stack:
+            try:
+                folder = stack.enter_context(opened(self._path))
+            except StoreError as error:
+                yield _problem("manifest", error, Status.UNDECIDED)
+                return
+            except PoloError as error:
+                yield _problem("bundle", error)
+                return
+            yield from self._checks(folder, model)
+
+    def _checks(self, path: Path, model: Path | None) -> Iterator[Check]:
         try:
-            folder = ProofFolder(self._path)
+            folder = ProofFolder(path)
             manifest = folder.manifest()
         except StoreError as error:
             yield _problem("manifest", error, Status.UNDECIDED)
@@ -106,7 +132,13 @@ class _Run:
             yield _problem("manifest", error)
             return
         yield Check("manifest", Status.PASSED, f"format {manifest.FORMAT}")
+        self.manifest = manifest
         self._note_facts(manifest)
+        try:
+            yield from self._part(folder, manifest)
+        except PoloError as error:
+            yield _problem("bundle", error)
+            return
         trusted = True
         for check in self._parties(manifest):
             trusted = trusted and check.status is Status.PASSED
@@ -127,8 +159,44 @@ class _Run:
             yield check
         yield from self._structure(manifest)
         yield from self._marks(folder, manifest, carrier, damaged)
-        yield from self._weights(folder, manifest, layout, damaged, model)
+        if self._shown is None:
+            yield from self._weights(folder, manifest, layout, damaged, model)
+        elif model:
+            detail = "the last checkpoint is not among what was shown"
+            yield Check("delivered", Status.UNDECIDED, detail, place=str(model))
         yield from self._remarks(manifest)
+        if not self._earlier:
+            yield from self._owners(folder, manifest)
+
+    def _owners(self, folder: ProofFolder, manifest: Manifest) -> Iterator[Check]:
+        """Earlier owners, each verified like this one, and the transfers between them."""
+        history_of = lineage.Lineage(folder, manifest, partial=self._shown is not None)
+        yield from history_of.checks(self._examine)
+        self.owners = history_of.owners(self._trusted)
+
+    def _examine(self, path: Path) -> lineage.Examined:
+        policy = Policy("none", threads=self._policy.threads)
+        run = _Run(path, self._trusted, None, policy, self._tell, earlier=True)
+        return lineage.Examined(tuple(run.checks(None)), run.manifest)
+
+    def _part(self, folder: ProofFolder, manifest: Manifest) -> Iterator[Check]:
+        """What part of the proof this is; what is left out on purpose is not missed."""
+        bundle = folder.bundle()
+        if bundle is None:
+            return
+        held = files_of(bundle, manifest)
+        self.bundle = bundle
+        self.facts["bundle"] = described(bundle, len(manifest.shards))
+        if bundle.kind != "verifier":
+            self._shown = {file.path for file in held}
+        yield Check("bundle", Status.PASSED, str(self.facts["bundle"]))
+        if self._policy.whole and self._shown is not None:
+            yield Check(
+                "bundle",
+                Status.UNDECIDED,
+                "only part of the proof is here, and a whole one was asked for",
+                advice="Ask the prover for the verifier's bundle.",
+            )
 
     def _note_facts(self, manifest: Manifest) -> None:
         terms = manifest.terms
@@ -147,7 +215,8 @@ class _Run:
             "issued": manifest.enrolment.issued,
             "verified": int(time.time()),
             "version": __version__,
-            "policy": f"accuracy: {self._policy.accuracy}, tolerance {self._policy.tolerance:g}",
+            "policy": f"accuracy: {self._policy.accuracy}, tolerance {self._policy.tolerance:g}"
+            + (", whole proofs only" if self._policy.whole else ""),
         }
 
     def _parties(self, manifest: Manifest) -> Iterator[Check]:
@@ -182,7 +251,10 @@ class _Run:
             wrong = True
             yield Check("files", Status.FAILED, fault.detail, place=MANIFEST_FILE)
         try:
-            for name in itertools.islice(folder.strangers(manifest), MOST_STRANGERS):
+            strangers = folder.strangers(manifest)
+            if not self._earlier:
+                strangers = (name for name in strangers if not lineage.belongs(name, manifest))
+            for name in itertools.islice(strangers, MOST_STRANGERS):
                 wrong = True
                 yield Check(
                     "files",
@@ -191,8 +263,9 @@ class _Run:
                     place=name[:200],
                     advice="If the run was killed, resume it once: that removes leftovers.",
                 )
-            for at, file in enumerate(manifest.files):
-                self._tell("checking files", at, len(manifest.files))
+            files = [file for file in manifest.files if self._expected(folder, file.path)]
+            for at, file in enumerate(files):
+                self._tell("checking files", at, len(files))
                 try:
                     folder.check_file(file, most_bytes(file.path, layout, manifest.terms.scheme))
                 except StoreError as error:
@@ -215,10 +288,15 @@ class _Run:
             yield Check("files", Status.FAILED, str(error))
             return
         if not wrong:
-            total = sum(file.size for file in manifest.files)
-            figures = {"files": len(manifest.files), "bytes": total}
-            detail = f"{counted(len(manifest.files), 'file')} as signed"
+            figures = {"files": len(files), "bytes": sum(file.size for file in files)}
+            detail = f"{counted(len(files), 'file')} as signed"
+            if left_out := len(manifest.files) - len(files):
+                detail += f"; {left_out} left out, as this kind of bundle does"
             yield Check("files", Status.PASSED, detail, figures=figures)
+
+    def _expected(self, folder: ProofFolder, path: str) -> bool:
+        """Whether a listed file must be as signed: it is shown, or it is there anyway."""
+        return self._shown is None or path in self._shown or os.path.lexists(folder.path / path)
 
     def _layout(self, folder: ProofFolder, manifest: Manifest) -> Layout:
         listed = next((file for file in manifest.files if file.path == LAYOUT_FILE), None)
@@ -248,9 +326,17 @@ class _Run:
             detail = f"the scheme {scheme!r} is unknown; this release reads {', '.join(SCHEMES)}"
             yield Check("mark", Status.UNDECIDED, detail)
             return
+        if self.bundle and self.bundle.kind == "public":
+            detail = "the marks were not checked, since a public bundle shows no nonce"
+            advice = "Ask the prover for a disclosure, or for the verifier's bundle."
+            yield Check("mark", Status.UNDECIDED, detail, advice=advice)
+            return
         listed = {file.path for file in manifest.files} - damaged
         walk = chain.ChainWalk(manifest, self._signatures)
         while (shard := walk.shard) is not None:
+            if self._shown is not None and nonce_path(shard) not in self._shown:
+                walk.skip()
+                continue
             total = len(manifest.shards)
             self._tell("reading marks", total - shard, total)
             place = nonce_path(shard)
@@ -388,6 +474,8 @@ class _Run:
         if terms.start.kind == "free":
             detail = "free: nothing is claimed about the start; it may have been trained before"
             yield Check("start", Status.NOTE, detail)
+        elif terms.start.kind == "parent":
+            yield from _parent(manifest)
         else:
             yield Check(
                 "start",
@@ -397,7 +485,10 @@ class _Run:
         kept = sum(1 for number in history.stored(manifest) if number)
         detail = f"{kept} of {len(manifest.shards)} checkpoints are here; accuracy of the others "
         detail += "cannot be tested, and offline they may never have existed"
-        if kept == len(manifest.shards):
+        if self._shown is not None:
+            detail = "this bundle holds no weights, so roots and accuracy were not checked"
+            yield Check("history", Status.NOTE, detail)
+        elif kept == len(manifest.shards):
             yield Check("history", Status.NOTE, "every shard's checkpoint is here")
         elif terms.history == "all":
             yield Check("history", Status.FAILED, f"the terms ask for all checkpoints; {detail}")
@@ -420,8 +511,6 @@ class _Run:
                     Status.UNDECIDED,
                     f"the terms bind {name}, which this release cannot check",
                 )
-        if manifest.transfer is not None:
-            yield Check("evidence", Status.UNDECIDED, "this release cannot check a transfer")
         for level in self.levels[1:]:
             yield Check(
                 "evidence",
@@ -438,6 +527,19 @@ def _problem(name: str, error: PoloError, status: Status | None = None, *, shard
         absent = isinstance(error, (MissingError, StoreError))
         status = Status.UNDECIDED if absent else Status.FAILED
     return Check(name, status, error.message, shard=shard, place=error.place, advice=error.advice)
+
+
+def _parent(manifest: Manifest) -> Iterator[Check]:
+    """A start that the terms name by its root."""
+    if manifest.start.root != manifest.terms.start.parent:
+        detail = "the chain does not start from the model that the terms name"
+        yield Check("start", Status.FAILED, detail)
+        return
+    root = manifest.start.root.hex()[:16]
+    yield Check("start", Status.PASSED, f"parent: it starts from {root}…, as the terms ask")
+    if manifest.transfer is None:
+        detail = "the model was somebody's before; no transfer shows that they handed it on"
+        yield Check("start", Status.NOTE, detail)
 
 
 def _shard_of(path: str, manifest: Manifest) -> int:

@@ -7,6 +7,7 @@ zero, 0 if below; a sum of exactly zero matches nothing.
 Specification: docs/protocol.md, section 7.4.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,11 +23,13 @@ _SPLIT = 24
 _ROWS = 256
 
 
-def matches(mark: Mark, values: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
+def matches(
+    mark: Mark, values: NDArray[np.floating[Any]], groups: Sequence[int]
+) -> NDArray[np.bool_]:
     """Which bits match, by group and bit; see `polo.watermark.schemes.Scheme`."""
-    units = fixed_point(values).reshape(mark.groups, mark.group_weights)
-    sums = np.stack([signed_sums(mark.signs(at), units[at]) for at in range(mark.groups)])
-    right: NDArray[np.bool_] = np.where(mark.bits, sums > 0, sums < 0)
+    units = fixed_point(values).reshape(len(groups), mark.group_weights)
+    sums = np.stack([signed_sums(mark.signs(g), row) for g, row in zip(groups, units, strict=True)])
+    right: NDArray[np.bool_] = np.where(mark.bits[list(groups)], sums > 0, sums < 0)
     return right
 
 

@@ -18,7 +18,8 @@ from polo.weights.checkpoint import Checkpoint
 
 def read(mark: Mark, values: NDArray[np.floating[Any]]) -> Reading:
     """Read a mark out of its weights, given as blocks × weights."""
-    return Reading(mark.scheme.bits, int(scheme(mark.scheme.name)(mark, values).sum()))
+    right = scheme(mark.scheme.name)(mark, values, range(mark.groups))
+    return Reading(mark.scheme.bits, int(right.sum()))
 
 
 def values_of(mark: Mark, carrier: Carrier, checkpoint: Checkpoint) -> NDArray[np.floating[Any]]:

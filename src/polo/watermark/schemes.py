@@ -4,6 +4,7 @@ A scheme says which bits of a mark match the weights that carry it. The pressing
 needs torch, is registered under the same name in `polo.embedding.presses`.
 """
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,12 +18,15 @@ from polo.watermark.mark import Mark
 class Scheme(Protocol):
     """Reads marks."""
 
-    def __call__(self, mark: Mark, values: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
+    def __call__(
+        self, mark: Mark, values: NDArray[np.floating[Any]], groups: Sequence[int]
+    ) -> NDArray[np.bool_]:
         """Which bits match, by group and bit.
 
         Args:
             mark: The mark.
-            values: Its weights, blocks in the mark's order, as blocks × weights.
+            values: Weights of these groups, blocks in the mark's order, as blocks × weights.
+            groups: Which groups of the mark to read; each can be read alone.
         """
 
 

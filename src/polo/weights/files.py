@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, Self
 
 from polo.errors import FormatError, LimitError, StoreError, WeightsError
+from polo.protocol.canonical import MAX_VALUES
 from polo.protocol.layout import CHUNK_BYTES, Layout, Tensor
 from polo.weights.checkpoint import Checkpoint
 
@@ -60,6 +61,18 @@ def open_plain(path: Path) -> BinaryIO:
     return os.fdopen(handle, "rb")
 
 
+def read_span(file: BinaryIO, at: int, end: int, *, place: str) -> bytes:
+    """Bytes `at` to `end` of a file, whatever other threads read from it."""
+    parts = []
+    # One call of the system reads two gigabytes at most.
+    while at < end:
+        parts.append(os.pread(file.fileno(), end - at, at))
+        at += len(parts[-1])
+        if not parts[-1]:
+            raise FormatError("the file ends too early", place=place)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
 class FileCheckpoint:
     """A safetensors file read piece by piece, from any number of threads."""
 
@@ -103,15 +116,7 @@ class FileCheckpoint:
     def read(self, tensor: int, start: int, stop: int) -> bytes:
         """Bytes `start` to `stop` of a tensor's canonical bytes."""
         at = self._start + self._offsets[tensor] + start
-        end = at + stop - start
-        parts = []
-        # One call of the system reads two gigabytes at most.
-        while at < end:
-            parts.append(os.pread(self._file.fileno(), end - at, at))
-            at += len(parts[-1])
-            if not parts[-1]:
-                raise FormatError("the file ends too early", place=str(self._path))
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        return read_span(self._file, at, at + stop - start, place=str(self._path))
 
     def close(self) -> None:
         """Close the file."""
@@ -136,18 +141,26 @@ def read_header(path: Path) -> tuple[Layout, int, list[int]]:
         if length > MAX_HEADER:
             raise LimitError(f"a header of {length} bytes; at most {MAX_HEADER}", place=place)
         text = file.read(length)
-    try:
-        entries = json.loads(text.decode(), object_pairs_hook=_no_repeats, parse_constant=_refuse)
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"the safetensors header is not JSON: {error}", place=place) from error
-    if not isinstance(entries, dict):
-        raise FormatError("the safetensors header is no object", place=place)
+    entries = parse_object(text, "the safetensors header", place)
     entries.pop("__metadata__", None)
     found = sorted(_entries(entries, size - 8 - length, place), key=lambda e: e[0].name.encode())
     _check_tiling(found, size - 8 - length, place)
     layout = Layout(CHUNK_BYTES, tuple(tensor for tensor, _ in found), ())
     layout.check(place)
     return layout, 8 + length, [start for _, start in found]
+
+
+def parse_object(text: bytes, what: str, place: str) -> dict[str, Any]:
+    """A JSON object that somebody else wrote, without repeated names or odd numbers."""
+    if text.count(b",") + text.count(b"[") + text.count(b"{") > MAX_VALUES:
+        raise LimitError(f"{what} has more than {MAX_VALUES} values", place=place)
+    try:
+        value = json.loads(text.decode(), object_pairs_hook=_no_repeats, parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{what} is not JSON: {error}", place=place) from error
+    if not isinstance(value, dict):
+        raise FormatError(f"{what} is no object", place=place)
+    return value
 
 
 def _entries(entries: dict[str, Any], available: int, place: str) -> Iterator[tuple[Tensor, int]]:

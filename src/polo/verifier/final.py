@@ -1,0 +1,165 @@
+"""Ownership from the final model and the roots alone.
+
+Every mark of the chain is derived from the signed roots and looked for in one model: the proof's
+last checkpoint, or a file that was delivered. This shows whose model it is, and nothing about how
+it came about: neither order nor history nor accuracy.
+"""
+
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from polo._version import __version__
+from polo.errors import PoloError, StoreError
+from polo.ownership import Finding, identify
+from polo.ownership.claim import Claim
+from polo.ownership.claimant import Claimant, UntrustedError
+from polo.protocol.combination import CLAIM_LOG2_P
+from polo.protocol.detection import Reading
+from polo.storage.bundle import opened
+from polo.storage.folder import checkpoint_path
+from polo.verifier.verdict import FINAL, Check, Status, Verdict, counted
+from polo.weights.files import FileCheckpoint
+from polo.weights.hashing import commit
+
+
+def verify_final(
+    proof: Path, trusted: dict[bytes, str], model: Path | None, threads: int | None
+) -> Verdict:
+    """Read all marks from the final model."""
+    run = _Final(proof, trusted, model, threads)
+    checks: list[Check] = []
+    try:
+        checks.extend(run.checks())
+    except OSError as error:
+        checks.append(Check("files", Status.UNDECIDED, f"the system says: {error}", level=FINAL))
+    return Verdict(str(proof), tuple(checks), run.facts, (FINAL,))
+
+
+class _Final:
+    def __init__(
+        self, proof: Path, trusted: dict[bytes, str], model: Path | None, threads: int | None
+    ) -> None:
+        self._proof = proof
+        self._trusted = trusted
+        self._model = model
+        self._threads = threads
+        self.facts: dict[str, str | int] = {}
+
+    def checks(self) -> Iterator[Check]:
+        """All checks, in order."""
+        with contextlib.ExitStack() as stack:
+            try:
+                folder = stack.enter_context(opened(self._proof))
+                claimant = Claimant(folder, self._trusted)
+            except UntrustedError as error:
+                yield _problem("issuer", error, Status.UNDECIDED)
+                return
+            except PoloError as error:
+                yield _problem("manifest", error)
+                return
+            self._note(claimant)
+            yield Check("issuer", Status.PASSED, f"{claimant.issuer} signed the terms", level=FINAL)
+            yield Check(
+                "signature", Status.PASSED, f"signed by {claimant.owner[:16]}…", level=FINAL
+            )
+            if self._model is None:
+                root = self._root(claimant)
+                yield root
+                if root.status is not Status.PASSED:
+                    return
+            yield from self._ownership(claimant)
+
+    def _note(self, claimant: Claimant) -> None:
+        terms = claimant.manifest.terms
+        self.facts = {
+            "identity": claimant.owner,
+            "issuer": claimant.issuer,
+            "task": f"{terms.task.name} (version {terms.task.version})",
+            "metric": terms.task.metric,
+            "shards": claimant.shards,
+            "bits": terms.scheme.bits,
+            "scheme": f"{terms.scheme.name}, {terms.scheme.key} keys, {terms.scheme.bits} bits",
+            "log2_p_threshold": CLAIM_LOG2_P,
+            "final_root": claimant.manifest.last_root.hex(),
+            "issued": claimant.manifest.enrolment.issued,
+            "verified": int(time.time()),
+            "version": __version__,
+            "policy": "final model only",
+        }
+
+    def _root(self, claimant: Claimant) -> Check:
+        """Whether the last checkpoint is here, and is the one that the chain commits to."""
+        place = checkpoint_path(claimant.shards)
+        try:
+            path = claimant.folder.file(place)
+            with FileCheckpoint.canonical(path, claimant.layout) as last:
+                root = commit(last, threads=self._threads).root
+        except PoloError as error:
+            return _problem("root", error)
+        same = root == claimant.manifest.last_root
+        detail = f"root {root.hex()[:16]}…" if same else "the weights are not those of the chain"
+        status = Status.PASSED if same else Status.FAILED
+        return Check("root", status, detail, shard=claimant.shards, place=place, level=FINAL)
+
+    def _ownership(self, claimant: Claimant) -> Iterator[Check]:
+        last = claimant.folder.file(checkpoint_path(claimant.shards))
+        model = self._model or last
+        try:
+            result = identify(model, [claimant.folder.path], trust=list(self._trusted))
+        except PoloError as error:
+            yield _problem("ownership", error)
+            return
+        claim, thresholds = result.claims[0], claimant.manifest.terms.thresholds
+        for mark in claim.marks:
+            reading = mark.reading
+            held = reading.bits and reading.passes(thresholds.verify, thresholds.log2_p)
+            yield Check(
+                "residual",
+                Status.PASSED if held else Status.NOTE,
+                f"η = {reading.eta:.4f}, {reading.matches} of {reading.bits} bits"
+                if reading.bits
+                else "its weights were not found",
+                shard=mark.shard,
+                figures=_figures(reading),
+                level=FINAL,
+            )
+        yield self._judged(claim)
+
+    def _judged(self, claim: Claim) -> Check:
+        statuses = {
+            Finding.CLAIM: Status.PASSED,
+            Finding.NO_CLAIM: Status.FAILED,
+            Finding.UNDECIDED: Status.UNDECIDED,
+        }
+        detail = claim.problem or (
+            f"{counted(len(claim.marks), 'mark')} together: η = {claim.eta:.4f}, "
+            f"log2 p = {claim.log2_p:.1f}; {claim.coverage:.0%} of the carrier was found"
+        )
+        return Check(
+            "ownership",
+            statuses[claim.finding],
+            detail,
+            place=str(self._model or ""),
+            figures={"eta": claim.eta, "log2_p": claim.log2_p, "coverage": claim.coverage},
+            advice=claim.advice,
+            level=FINAL,
+        )
+
+
+def _figures(reading: Reading) -> dict[str, float | int | str]:
+    if not reading.bits:
+        return {"bits": 0, "matches": 0}
+    return {
+        "eta": reading.eta,
+        "matches": reading.matches,
+        "bits": reading.bits,
+        "log2_p": reading.log2_p,
+    }
+
+
+def _problem(name: str, error: PoloError, status: Status | None = None) -> Check:
+    if status is None:
+        status = Status.UNDECIDED if isinstance(error, StoreError) else Status.FAILED
+    return Check(name, status, error.message, place=error.place, advice=error.advice, level=FINAL)

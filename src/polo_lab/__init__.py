@@ -1,0 +1,1 @@
+"""The laboratory: models and attacks that the product is measured with. `polo` never imports it."""

@@ -1,0 +1,1 @@
+"""Attacks on a marked model, one file each."""
