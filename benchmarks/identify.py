@@ -25,7 +25,7 @@ from polo.ownership.claimant import Claimant
 from polo.ownership.identification import SCREEN_FROM
 from polo.ownership.screen import Screen
 from polo.protocol.combination import CLAIM_LOG2_P
-from polo.weights import MemoryCheckpoint, checkpoint_of
+from polo.weights import MemoryCheckpoint, checkpoint_of, commit
 from polo.weights.files import write_checkpoint
 
 CHAINS = 1000
@@ -51,14 +51,16 @@ class Stage:
         self.trust = folder / "issuer.pub"
         save_public(self.issuer.key.public_key, self.trust)
         torch.manual_seed(1)
-        model = ResNetDigits().build_model()
+        model, other = ResNetDigits().build_model(), ResNetDigits().build_model()
         owner = self.issuer.enrol(0)
         owner.press(model)
         last = checkpoint_of(model)
         self.model = save(last, folder / "model.safetensors")
-        self.proofs = [self.issuer.write(owner, folder / "owner", last)]
+        strange = save(checkpoint_of(other), folder / "other.safetensors")
+        root = commit(last).root
+        self.proofs = [self.issuer.write(owner, folder / "owner", self.model, root)]
         self.proofs += [
-            self.issuer.write(self.issuer.enrol(number), folder / str(number))
+            self.issuer.write(self.issuer.enrol(number), folder / str(number), strange)
             for number in range(1, chains)
         ]
 
@@ -125,8 +127,9 @@ def many_chains(stage: Stage, rounds: int) -> Iterator[Figure]:
     samples: Samples = interleave(sides, rounds)
     samples[_FULL] = [share * seconds for seconds in samples[_FULL]]
     note = (
-        f"one of {len(stage.proofs)} chains is in the model, files in the page cache; reading all "
-        f"in full is extrapolated from {len(few)}, which are too few to be screened"
+        f"one of {len(stage.proofs)} chains is in the model; files in the page cache, the others' "
+        f"last checkpoints are one file, linked; reading all in full is extrapolated from "
+        f"{len(few)}, which are too few to be screened"
     )
     for side in sides:
         if side != _FULL:

@@ -40,8 +40,7 @@ from polo.storage.folder import (
     opening_path,
 )
 from polo.watermark import carrier_of
-from polo.weights import MemoryCheckpoint, checkpoint_of, commit
-from polo.weights.files import write_checkpoint
+from polo.weights import checkpoint_of
 
 MARKS = 50
 BITS = 2048
@@ -93,24 +92,23 @@ class Issuer:
         roots = tuple(drawing.randbytes(32) for _ in range(MARKS + 1))
         return IdleChain(prover, signing.sign(enrolment, self.key), drawn, roots)
 
-    def write(self, made: IdleChain, path: Path, last: MemoryCheckpoint | None = None) -> Path:
+    def write(self, made: IdleChain, path: Path, last: Path, root: bytes = b"") -> Path:
         """Write a chain as a thin proof without its openings.
 
         Args:
             made: The chain.
             path: The proof folder.
-            last: The checkpoint that it ends in; without one, its file is listed but not there.
+            last: The file of the checkpoint that it ends in; it is linked, not copied.
+            root: That checkpoint's root; without one a made-up root stays.
         """
         for folder in ("nonces", "checkpoints"):
             (path / folder).mkdir(parents=True)
-        roots = made.roots if last is None else (*made.roots[:-1], commit(last).root)
+        (path / checkpoint_path(MARKS)).hardlink_to(last)
+        roots = (*made.roots[:-1], root) if root else made.roots
         listed = [_put(path, LAYOUT_FILE, self.layout.to_bytes())]
         listed += [_put(path, nonce_path(nonce.shard), nonce.to_bytes()) for nonce in made.drawn]
         listed += [File(opening_path(x), 1, bytes(32)) for x in range(1, MARKS + 1)]
-        listed.append(File(checkpoint_path(MARKS), self.layout.size, bytes(32)))
-        if last is not None:
-            with (path / checkpoint_path(MARKS)).open("wb") as out:
-                write_checkpoint(last, out.write)
+        listed.append(File(checkpoint_path(MARKS), last.stat().st_size, bytes(32)))
         manifest = Manifest(
             enrolment=made.enrolment,
             start=Start(roots[0], bytes(32), None),

@@ -50,7 +50,7 @@ def subjects(quick: bool) -> list[Subject]:
     """The digits task, and the larger one."""
     small, large = Digits(), ThinResNet()
     if quick:
-        return [Subject("digits", small, 5, 256, 1)]
+        return [Subject("digits", small, 3, 256, 1)]
     return [
         Subject("digits", small, 20, 256, 5),
         Subject(large.title, large, 10, 2048, 3),

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 from safetensors.torch import save_file
+from torch.nn import functional
 
 from polo import Identity, Prover, enrol, make_terms
 from polo.tasks import Task
@@ -25,14 +26,18 @@ RATE = 0.05
 """The owner's learning rate; a thief who is careful takes a tenth of it."""
 
 LITTLE = 0.1
-HARSH = 3
+BATCH = 64
 COPIES = 3
 DUMMIES = 0.25
 OVERWRITING = 0.4
 
 
 class TrainedTask(Task, Protocol):
-    """A task that brings its own training loop."""
+    """A task that brings its own images and training loop."""
+
+    @property
+    def train_data(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Images and labels to train on."""
 
     def train_epoch(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """One pass over the training data."""
@@ -161,8 +166,25 @@ def _tuned_little(owned: Owned) -> Stolen:
     return Stolen(_tuned(owned, 1, LITTLE * RATE).state_dict())
 
 
-def _tuned_long(rate: float) -> Attack:
-    return lambda owned: Stolen(_tuned(owned, max(1, owned.epochs // 5), rate).state_dict())
+def _tuned_long(owned: Owned) -> Stolen:
+    return Stolen(_tuned(owned, max(1, owned.epochs // 5), RATE).state_dict())
+
+
+def _tuned_elsewhere(owned: Owned) -> Stolen:
+    """On data that the model has not fitted yet, so that its weights have somewhere to go."""
+    images, labels = owned.task.train_data
+    mirrored = images.flip(-1)
+
+    def train_epoch(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        model.train()
+        for batch in torch.randperm(len(labels)).split(BATCH):
+            optimizer.zero_grad()
+            functional.cross_entropy(model(mirrored[batch]), labels[batch]).backward()
+            optimizer.step()
+
+    epochs = max(1, owned.epochs // 5)
+    tuned = finetune(owned.model, train_epoch, epochs=epochs, learning_rate=RATE)
+    return Stolen(tuned.state_dict())
 
 
 def _gguf(owned: Owned) -> Stolen:
@@ -246,8 +268,8 @@ def _cast(dtype: torch.dtype) -> Attack:
 ATTACKS: dict[str, Attack] = {
     "none": lambda owned: Stolen(_state(owned)),
     f"fine-tuned, 1 epoch at {LITTLE:g} of the rate": _tuned_little,
-    "fine-tuned, 20 % of the training at the full rate": _tuned_long(RATE),
-    f"fine-tuned, 20 % of the training at {HARSH:g} times the rate": _tuned_long(HARSH * RATE),
+    "fine-tuned, 20 % of the training at the full rate": _tuned_long,
+    "fine-tuned on mirrored images, as long, at the full rate": _tuned_elsewhere,
     "30 % pruned": _pruned(0.3),
     "50 % pruned": _pruned(0.5),
     "70 % pruned": _pruned(0.7),

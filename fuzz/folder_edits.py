@@ -124,7 +124,8 @@ def draw(folder: Path, kind: str, rng: random.Random) -> list[Any]:
     name = rng.choice(files)
     size = (folder / name).stat().st_size
     if kind in ("set", "drop"):
-        name = rng.choice([*["manifest.json"] * 4, "layout.json", "nonces/000001.json"])
+        documents = [name for name in files if name.endswith(".json")]
+        name = rng.choice([*["manifest.json"] * 4, *documents])
         way = _way(json.loads((folder / name).read_bytes()), rng)
         value = rng.choice(rng.choice((mutation.NUMBERS, mutation.OTHERS)))
         return [kind, name, way, value] if kind == "set" else [kind, name, way]
@@ -163,7 +164,9 @@ def sign(folder: Path, who: int) -> None:
         if who & 2:
             manifest["enrolment"] = _signed(manifest["enrolment"], proofs.ISSUER)
         if who & 4:
-            manifest = _signed(manifest, proofs.PROVER)
+            identity = manifest["enrolment"]["identity"]
+            bought = identity == proofs.BUYER.public_key.hex()
+            manifest = _signed(manifest, proofs.BUYER if bought else proofs.PROVER)
         if who & 7:
             path.write_bytes(mutation.spell(manifest))
 

@@ -63,11 +63,13 @@ def _encodable(text: str) -> bool:
 @contextlib.contextmanager
 def frugal(most_mib: int) -> Iterator[None]:
     """Refuses a block that takes more memory than this at any moment."""
-    before = resident()
-    forget_peak()
-    yield
-    taken = peak() - before
-    require(taken <= most_mib * MIB, f"{taken // MIB} MiB of memory for one input")
+    # Where the kernel does not let go of the peak so far, that is where we start.
+    before = resident() if forget_peak() else peak()
+    try:
+        yield
+    finally:
+        taken = peak() - before
+        require(taken <= most_mib * MIB, f"{taken // MIB} MiB of memory for one input")
 
 
 def resident() -> int:
@@ -83,12 +85,13 @@ def peak() -> int:
     return int(status.partition(b"VmHWM:")[2].split(maxsplit=1)[0]) * 1024
 
 
-def forget_peak() -> None:
-    """Measure the peak of memory from here on."""
-    # Where the kernel does not allow it the peak is that of the whole process so far, which
-    # finds the same inputs, only later ones not again.
-    with contextlib.suppress(OSError):
+def forget_peak() -> bool:
+    """Measure the peak of memory from here on; whether the kernel allows it."""
+    try:
         Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
 
 
 def limit_memory(more_mib: int) -> None:

@@ -1,6 +1,7 @@
 """Valid inputs, made by the real code from the golden proofs."""
 
 import dataclasses
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ def nonce(shard: int) -> records.Nonce:
 
 def kinds() -> list[type[fields.Record]]:
     """Every kind of record that stands alone as a document."""
+    importlib.import_module("polo.storage.disclosures")  # It has one of its own.
     found: list[type[fields.Record]] = []
     waiting: list[type[fields.Record]] = [fields.Record]
     while waiting:

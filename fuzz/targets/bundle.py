@@ -32,13 +32,18 @@ def check(data: bytes) -> None:
 
 
 def bundles() -> Iterator[bytes]:
-    """A bundle of every kind."""
+    """A bundle of every kind, and of a bought model."""
     folder = ProofFolder(proofs.proof(retention="thin", deltas=False))
     whole = bundle.whole(folder.manifest())
     for at, part in enumerate((bundle.PUBLIC, Bundle("buyer", (2,)), whole)):
         path = sandbox.folder("bundles") / str(at)
         bundle.write_bundle(folder, path, part)
         yield path.read_bytes()
+    folder = ProofFolder(proofs.bought())
+    for part in (bundle.PUBLIC, bundle.whole(folder.manifest())):
+        path = sandbox.folder("bundles") / "bought"
+        bundle.write_bundle(folder, path, part)
+        yield path.read_bytes()
 
 
-TARGET = Target(check, bundles, tar_files.mutate, most_bytes=64 * 1024)
+TARGET = Target(check, bundles, tar_files.mutate, most_bytes=96 * 1024)

@@ -5,7 +5,6 @@ the result (1: files are listed as they are now, 2: the issuer signs, 4: the pro
 input is short, can be read, and reaches what lies behind the signatures.
 """
 
-import functools
 import io
 import json
 import random
@@ -21,14 +20,15 @@ from fuzz import folder_edits, mutation, promises, proofs, sandbox
 from fuzz.target import Target
 from polo.verifier import report, terminal
 
-VARIANTS = ({"retention": "all", "deltas": True}, {"retention": "thin", "deltas": False})
 ISSUER_SIGNS, PROVER_SIGNS = 2, 4
 _WITH_ALL = {"test": 1, "model": 1, "show": 1}
 
 
-@functools.cache
-def _original(variant: int) -> Path:
-    return proofs.proof(**VARIANTS[variant])
+def _original(which: object) -> Path:
+    """The proof that a plan begins with: with all checkpoints, thin, or of a bought model."""
+    if which == "bought":
+        return proofs.bought()
+    return proofs.proof(retention="thin", deltas=False) if which == "thin" else proofs.proof()
 
 
 def check(data: bytes) -> None:
@@ -36,11 +36,10 @@ def check(data: bytes) -> None:
     try:
         plan = json.loads(data)
         edits, sign = list(plan["edits"]), int(plan["sign"])
-        variant = bool(plan["thin"])
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return
     folder = sandbox.folder("proof") / "proof"
-    shutil.copytree(_original(variant), folder)
+    shutil.copytree(_original(plan.get("proof")), folder)
     changed = folder_edits.apply(folder, edits[:16])
     folder_edits.sign(folder, sign)
     temporary = sandbox.folder("temporary")
@@ -69,13 +68,13 @@ def show(verdict: polo.Verdict) -> None:
 
 def plans() -> Iterator[bytes]:
     """Nothing changed, and one change of each kind."""
-    for thin in (0, 1):
-        for sign in (0, 1, 7):
-            yield mutation.spell({"edits": [], "sign": sign, "thin": thin})
     rng = random.Random(0)
-    for kind in folder_edits.KINDS:
-        edit = folder_edits.draw(_original(False), kind, rng)
-        yield mutation.spell({"edits": [edit], "sign": 7, "thin": 0, **_WITH_ALL})
+    for which in ("all", "thin", "bought"):
+        for sign in (0, 1, 7):
+            yield mutation.spell({"edits": [], "sign": sign, "proof": which})
+        for kind in folder_edits.KINDS:
+            edit = folder_edits.draw(_original(which), kind, rng)
+            yield mutation.spell({"edits": [edit], "sign": 7, "proof": which, **_WITH_ALL})
 
 
 def mutate(data: bytes, rng: random.Random) -> bytes:
@@ -86,7 +85,7 @@ def mutate(data: bytes, rng: random.Random) -> bytes:
     edits = plan.get("edits")
     edits = edits[-8:] if isinstance(edits, list) else []
     kind = rng.choice(folder_edits.KINDS)
-    edits.append(folder_edits.draw(_original(bool(plan.get("thin"))), kind, rng))
+    edits.append(folder_edits.draw(_original(plan.get("proof")), kind, rng))
     plan |= {"edits": edits, "sign": rng.choice((0, 1, 5, 7, 7, 7))}
     plan |= {name: int(not rng.randrange(4)) for name in _WITH_ALL}
     return mutation.spell(plan)

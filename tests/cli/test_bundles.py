@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
+import polo
 from polo import cli
 from polo.cli.bundles import parse_shards
 from polo.errors import PoloError
+from polo.protocol.records import Retention
+from polo.storage.writer import ProofWriter
 
 GOLDEN = Path(__file__).parents[2] / "vectors" / "golden"
 ISSUER = GOLDEN / "issuer.pub"
@@ -186,3 +189,31 @@ def test_shards_that_are_none(text: str) -> None:
         parse_shards(text, 50)
     with pytest.raises(PoloError):
         parse_shards("last", 0)
+
+
+
+def test_a_buyer_checks_the_model_they_got(run: Run) -> None:
+    """Without weights in the bundle the root tells whether a file is the last checkpoint."""
+    run("disclose proof --shards 1 --to Bob --out bob.polo")
+    verify = f"verify bob.polo --trust {ISSUER} --model"
+    last = Path("proof/checkpoints/000003.safetensors")
+    code, said = run(f"{verify} {last}")
+    assert code == 0
+    assert "it is exactly the last checkpoint" in said
+    assert "a file you hold" not in said
+    data = bytearray(last.read_bytes())
+    data[-1] ^= 1
+    Path("other.safetensors").write_bytes(data)
+    code, said = run(f"{verify} other.safetensors")
+    assert code == 1
+    assert "its root is another" in said
+    code, said = run(f"{verify} proof/openings/000001.safetensors")
+    assert code == 2
+    assert "not exactly those of the layout" in said
+
+
+def test_part_of_a_proof_cannot_be_gone_on_with(run: Run, alice: polo.Identity) -> None:
+    run("disclose proof --shards 1 --to Bob --out bob.polo")
+    run("import bob.polo --out part")
+    with pytest.raises(PoloError, match="holds part of a proof"):
+        ProofWriter("part", alice, Retention("all", 1, False))

@@ -1,7 +1,9 @@
 """Archives that were made to break whoever unpacks them, by name."""
 
+import hashlib
 import io
 import itertools
+import json
 import os
 import tarfile
 from collections.abc import Callable
@@ -11,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fuzz import tar_files
+from fuzz import mutation, tar_files
 from fuzz.tar_files import Member
 from polo.errors import FormatError, PoloError
 from polo.storage import archive, bundle
@@ -187,6 +189,30 @@ def test_a_sparse_file_of_a_terabyte(
     os.truncate(path, 2**40)
     refuse(refused, path)
     refused("glance", path.parent / "nothing", "nothing")
+
+
+def test_many_checkpoints_of_many_tensors(
+    refused: Refused, tmp_path: Path, members: list[Member]
+) -> None:
+    """Each checkpoint on the list once cost a walk over all tensors, before any signature."""
+    layout = json.loads(members[2].data)
+    layout["tensors"] = [
+        {"name": f"{at:06d}", "dtype": "F32", "shape": [1]} for at in range(10_000)
+    ]
+    data = mutation.spell(layout)
+    manifest = json.loads(members[1].data)
+    manifest["shards"] = [{**manifest["shards"][0], "shard": at + 1} for at in range(1000)]
+    manifest["files"] = [
+        {"path": f"checkpoints/{at:06d}.safetensors", "size": 1, "sha256": "00" * 32}
+        for at in range(1000)
+    ]
+    digest = hashlib.sha256(data).hexdigest()
+    manifest["files"].append({"path": "layout.json", "size": len(data), "sha256": digest})
+    record = {**json.loads(members[0].data), "shards": list(range(1, 1001))}
+    path = tmp_path / "proof.polo"
+    parts = zip(members, map(mutation.spell, (record, manifest, layout)), strict=False)
+    path.write_bytes(tar_files.pack([replace(member, data=data) for member, data in parts]))
+    assert "000000.safetensors" in refuse(refused, path)
 
 
 def test_truncation_at_every_boundary(tmp_path: Path, members: list[Member]) -> None:

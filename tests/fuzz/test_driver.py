@@ -41,11 +41,7 @@ def test_memory_is_measured_when_an_input_is_refused() -> None:
         bytearray(b"x") * (100 * 2**20)
         raise FormatError("too late", place="file")
 
-    with (
-        pytest.raises(promises.BrokenPromiseError, match="MiB"),
-        promises.frugal(64),
-        promises.refusals(),
-    ):
+    with pytest.raises(promises.BrokenPromiseError, match="MiB"), promises.frugal(64):
         refuse()
 
 

@@ -303,12 +303,12 @@ def test_terms_that_bind_what_cannot_be_checked(
     assert sorted(verdict.per_shard("mark")) == [1, 2]
 
 
-def test_a_transfer(made: Any, alice: polo.Identity) -> None:
+def test_a_transfer_that_is_not_there(made: Any, alice: polo.Identity) -> None:
     sign_again(made.path, alice, replace(made.manifest, transfer=bytes(32)))
     verdict = made.verify()
     assert verdict.outcome is Outcome.UNDECIDED
-    assert found(verdict, Status.UNDECIDED) == [("evidence", 0, "")]
-    assert "transfer" in next(verdict.of(Status.UNDECIDED)).detail
+    assert found(verdict, Status.UNDECIDED) == [("transfer", 0, "ancestors")]
+    assert "earlier owners" in next(verdict.of(Status.UNDECIDED)).detail
 
 
 # Keys that anybody can sign for

@@ -103,13 +103,13 @@ class Desk:
         layout: Layout,
         *,
         shards: int,
-        key: polo.Identity | None = None,
+        by: polo.Identity | None = None,
         live: bool = False,
         stored: Mapping[int, MemoryCheckpoint] | None = None,
         **terms: Any,
     ) -> Path:
         """A chain without training: its roots are random, or those of `stored` checkpoints."""
-        key = key or self.person()
+        key = by or self.person()
         enrol = self.enrol_live if live else self.enrol
         enrolment = enrol(polo.make_terms(layout, shards=shards, **terms), key)
         stored = stored or {}
@@ -273,7 +273,13 @@ def train_chain(
     epochs: int,
     **options: Any,
 ) -> Owner:
-    """Train a model under an enrolment, a shard an epoch."""
+    """Train a model under an enrolment, a shard an epoch.
+
+    The secret of the obfuscation is the same in every run, and so are all roots and marks.
+    """
+    state = path.with_name(path.name + ".state")
+    state.mkdir(parents=True)
+    (state / "secret").write_bytes(hashlib.sha256(enrolment.record.digest).digest())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     prover = polo.Prover(enrolment, key=key, store=path, **options)
     with prover.attach(model, optimizer, evaluate=lambda: task.evaluate(model)):

@@ -332,7 +332,7 @@ def marked(
         path = tmp_path_factory.mktemp("marked") / "proof"
         layout = checkpoint_of(model).layout
         key = desk.person()
-        desk.idle(path, layout, shards=4, key=key, live=True, bits=BITS)
+        desk.idle(path, layout, shards=4, by=key, live=True, bits=BITS)
         kit.press_all(model, desk.claimant(path))
         kit.add_newest(path, model, key)
         made.append((name, path, model))
@@ -398,7 +398,7 @@ def made_from_marks(
         names = {f"w{at:03d}": value for at, value in enumerate(many_small(count, 0).values())}
         path = tmp_path_factory.mktemp("small") / "proof"
         layout = checkpoint_of(names).layout
-        desk.idle(path, layout, shards=1, key=key, live=True, bits=32 * count)
+        desk.idle(path, layout, shards=1, by=key, live=True, bits=32 * count)
         claimant = desk.claimant(path)
         mark = claimant.mark(1).mark
         state = {}
@@ -441,3 +441,73 @@ def test_matching_to_the_mark_itself_stays_below_chance_once_charged(
             claims.append(found.claims[0])
     check_super_uniform([claim.log2_p for claim in claims])
     assert refuses(check_super_uniform, [claim.log2_combined for claim in claims])
+
+
+# Aligned readings. A place for every kind of reference: whether it is fair, and what it is.
+
+
+def check_fair(read: Sequence[Reading]) -> None:
+    """All bits together: as many match as do not, two-sided."""
+    bits, matches = sum(r.bits for r in read), sum(r.matches for r in read)
+    assert stats.binomtest(matches, bits).pvalue > ERROR, f"{matches} of {bits}"
+
+
+@dataclass(frozen=True)
+class Aligning:
+    """A checkpoint W_{x-1}, the mark x that derives from it, and W_x, which carries it."""
+
+    claimant: Any
+    before: nn.Module
+    after: nn.Module
+
+
+ALIGNED = {
+    "W_{x-1}": (lambda made: made.before, True),
+    "W_x": (lambda made: made.after, False),
+}
+
+
+@pytest.fixture(scope="module", params=["dense", "convolution"])
+def aligning(
+    request: pytest.FixtureRequest, desks: Callable[[int], Any], kit: Any, tmp_path_factory: Any
+) -> tuple[str, list[Aligning]]:
+    """Marks that fill most of the carrier, each derived from a trained network."""
+    name, made = request.param, []
+    for number in range(4):
+        desk = desks(900 + number)
+        before = trained(name, 300 + number).model
+        checkpoint = checkpoint_of(before)
+        path = tmp_path_factory.mktemp("aligning") / "proof"
+        desk.idle(path, checkpoint.layout, shards=1, bits=1536, stored={0: checkpoint})
+        after = ARCHITECTURES[name]().eval()
+        after.load_state_dict(before.state_dict())
+        claimant = desk.claimant(path)
+        kit.press_all(after, claimant, rounds=1)
+        made.append(Aligning(claimant, before, after))
+    return name, made
+
+
+@pytest.mark.parametrize("kind", ALIGNED)
+def test_aligned_unrelated_networks_read_at_chance_where_the_reference_is_older_than_the_mark(
+    networks: list[Network], aligning: tuple[str, list[Aligning]], kind: str
+) -> None:
+    """To the marked checkpoint itself they do not, which is why it is never the reference."""
+    from polo.alignment import align, trace
+    from polo.ownership.sources import ArraySource
+
+    choose, fair = ALIGNED[kind]
+    name, made = aligning
+    wiring = trace(ARCHITECTURES[name]().eval(), (torch.zeros(2, 64),))
+    found = []
+    for one in made:
+        reference = Network(name, 0, choose(one)).state
+        index = one.claimant.layout.index
+        for network in (n for n in networks if n.architecture == name):
+            arrays = align(network.state, reference, wiring).arrays
+            source = ArraySource({index[n]: v for n, v in arrays.items()})
+            found.append(read_mark(one.claimant, one.claimant.mark(1), source).reading)
+    if fair:
+        check_fair(found)
+        check_super_uniform([reading.log2_p for reading in found])
+    else:
+        assert refuses(check_fair, found)

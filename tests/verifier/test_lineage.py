@@ -14,7 +14,7 @@ import polo
 from polo.protocol.records import Bundle
 from polo.storage.bundle import write_bundle
 from polo.storage.folder import ProofFolder
-from polo.verifier import Outcome, Policy, Status, owners
+from polo.verifier import Outcome, Policy, Status, lineage, owners
 from polo.verifier.report import render, shard_rows
 from polo.verifier.terminal import show
 from polo.verifier.verdict import Check, Owner, Verdict
@@ -208,3 +208,13 @@ def test_terms_with_a_parent_ask_for_the_last_floor_at_once(task: Any) -> None:
     assert (terms.start.kind, terms.start.parent) == ("parent", bytes(32))
     assert (terms.task.floor, terms.shards.least) == ((600_000,), 1)
     assert polo.make_terms(Steps(), bits=128).shards.least == 3
+
+
+def test_of_an_ancestor_that_is_broken_everywhere_enough_is_told(owned: Any) -> None:
+    manifest = ProofFolder(owned.path).manifest()
+    many = [Check("order", Status.FAILED, "x", shard=x) for x in range(1, 1000)]
+    history = lineage.Lineage(ProofFolder(owned.path), manifest)
+    found = list(history.checks(lambda path: lineage.Examined(many, None)))
+    told = [check for check in found if check.ancestor]
+    assert len(told) == 2 * lineage.MOST_PROBLEMS
+    assert history.owners({}) == ()

@@ -22,6 +22,7 @@ from polo.errors import WeightsError
 _ROUNDS = 10
 _SWEEPS = 8
 _SETTLED = 0.01
+_MOST_WIDER = 64
 
 
 @dataclass(frozen=True)
@@ -74,9 +75,25 @@ def align(found: Mapping[str, Array], reference: Mapping[str, Array], wiring: Wi
         reference: An older checkpoint of the owner's.
         wiring: The architecture's wiring (`trace`).
     """
-    theirs = Frame(wiring, _checked(reference, wiring), wiring.sizes)
-    arrays = _checked(found, wiring)
-    ours = Frame(wiring, arrays, sizes_of(wiring, arrays))
+    with np.errstate(all="ignore"):
+        return _align(found, reference, wiring)
+
+
+def _align(found: Mapping[str, Array], reference: Mapping[str, Array], wiring: Wiring) -> Aligned:
+    theirs = _framed(reference, wiring)
+    if tuple(theirs.sizes) != wiring.sizes:
+        raise WeightsError(
+            "the reference is not of the architecture that was traced",
+            advice="Trace the model that the reference checkpoint belongs to.",
+        )
+    ours = _framed(found, wiring)
+    for group, size in zip(wiring.groups, ours.sizes, strict=True):
+        if size > _MOST_WIDER * group.size:
+            raise WeightsError(
+                f"{size} channels where the reference has {group.size}",
+                place=group.places[0].tensor,
+                advice=f"Alignment takes at most {_MOST_WIDER} times as many.",
+            )
     sizes = tuple(ours.sizes)
     pruned = dummies.prune(ours, wiring.sizes)
     matcher = Matcher(ours, theirs)
@@ -86,6 +103,11 @@ def align(found: Mapping[str, Array], reference: Mapping[str, Array], wiring: Wi
     _sweep(matcher, rescaler)
     groups = _report(matcher, sizes, pruned)
     return Aligned(_finished(ours, found, wiring), groups, rounds, settled)
+
+
+def _framed(arrays: Mapping[str, Array], wiring: Wiring) -> Frame:
+    checked = _checked(arrays, wiring)
+    return Frame(wiring, checked, sizes_of(wiring, checked))
 
 
 def _checked(arrays: Mapping[str, Array], wiring: Wiring) -> dict[str, Array]:
@@ -100,6 +122,8 @@ def _checked(arrays: Mapping[str, Array], wiring: Wiring) -> dict[str, Array]:
                 f"{array.ndim} axes where the architecture has {len(tensor.shape)}",
                 place=tensor.name,
             )
+        if array.dtype.kind not in "fiub":
+            raise WeightsError(f"values of type {array.dtype} are no weights", place=tensor.name)
         if array.dtype == np.float16 or array.dtype.kind != "f":
             array = array.astype(np.float32)
         if not np.isfinite(array).all():
@@ -154,15 +178,20 @@ def _report(
     scaled = {one.group for one in wiring.scalings}
     report = []
     for number, group in enumerate(wiring.groups):
-        if not group.permutable:
-            continue
-        record = pruned.get(number, Pruned())
-        report.append(
-            AlignedGroup(
-                number, group.places[0].tensor, sizes[number], group.size, record.dropped,
-                record.merged, matcher.cosine(number), number in scaled,
-            )  # fmt: skip
-        )
+        if group.permutable:
+            gone = pruned.get(number, Pruned())
+            report.append(
+                AlignedGroup(
+                    group=number,
+                    tensor=group.places[0].tensor,
+                    found=sizes[number],
+                    size=group.size,
+                    dropped=gone.dropped,
+                    merged=gone.merged,
+                    cosine=matcher.cosine(number),
+                    scaled=number in scaled,
+                )
+            )
     return tuple(report)
 
 

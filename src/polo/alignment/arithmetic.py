@@ -30,7 +30,7 @@ def bending(context: Context, *values: Value, **_: Any) -> Value:
     return tuple(made)
 
 
-@rule("relu", "leaky_relu", "abs", "sign_preserving", "prelu")
+@rule("relu", "leaky_relu", "abs", "prelu")
 def homogeneous(context: Context, value: Value, weight: Value = None, *_: Any, **__: Any) -> Value:
     """Elementwise; positive scaling passes through. A PReLU's slopes belong to channels."""
     terms = context.settled(value)
@@ -51,7 +51,7 @@ def passing(context: Context, value: Value, *_: Any, **__: Any) -> Value:
     return value
 
 
-@rule("add", "sub", "rsub", "maximum", "minimum", "lerp")
+@rule("add", "sub", "rsub", "maximum", "minimum")
 def addition(context: Context, *values: Value, **_: Any) -> Value:
     """All sides are scaled alike; what is broadcast, or a number, fixes the scale."""
     tensors = [value for value in values if is_tensor(value)]
@@ -61,6 +61,8 @@ def addition(context: Context, *values: Value, **_: Any) -> Value:
         wide = [term for term in terms if term.size > 1]
         if len(wide) < len(terms) or (numbers and len(tensors) < 2):
             context.labels.zero(*wide)
+        if context.operation in ("maximum", "minimum"):
+            axes.mark("bent", *wide)
         for term in wide[1:]:
             context.labels.equal(wide[0], term)
         made.append(context.labels.derive((1.0, wide[0])) if wide else ONE)
@@ -74,6 +76,7 @@ def multiplication(context: Context, one: Value, other: Value, **_: Any) -> Valu
         return tuple(context.labels.derive((1.0, term)) for term in context.settled(one))
     sign = -1.0 if context.operation == "div" else 1.0
     if not is_tensor(one):
+        axes.mark("bent", *context.settled(other))
         return tuple(context.labels.derive((sign, term)) for term in context.settled(other))
     made = []
     for left, right in broadcast(context, [one, other]):
@@ -91,7 +94,7 @@ def contract(
 ) -> Value:
     """A sum of products over named axes, as in Einstein's notation."""
     sides = [
-        {name: term for name, term in zip(names, context.settled(value), strict=True)}
+        dict(zip(names, context.settled(value), strict=True))
         for names, value in zip(letters, (one, two), strict=True)
     ]
     made: dict[str, Term] = {}
@@ -241,8 +244,10 @@ def batch_norm(
     *rest: Any, **named: Any,
 ) -> Value:  # fmt: skip
     """Batch-norm in evaluation: statistics take up the scale before, γ and β set the one after."""
-    if not is_tensor(mean) or not is_tensor(variance):
-        return unknown(context, "batch_norm without statistics", [value])
+    training = bool(rest[0]) if len(rest) == 4 else False
+    if not is_tensor(mean) or not is_tensor(variance) or training:
+        tensors = [v for v in (value, weight, bias, mean, variance) if is_tensor(v)]
+        return unknown(context, "batch_norm without statistics", tensors)
     terms = context.settled(value)
     eps = float(rest[2] if len(rest) == 4 else rest[-1]) if rest else float(named["eps"])
     channel, labels = terms[1], context.labels
@@ -329,7 +334,9 @@ def pooling(context: Context, value: Value, *_: Any, **__: Any) -> Value:
 
 
 @rule("mean", "sum", "amax", "amin")
-def reduction(context: Context, value: Value, dims: Any = None, keep: bool = False, **_: Any) -> Value:  # noqa: E501
+def reduction(
+    context: Context, value: Value, dims: Any = None, keep: bool = False, **_: Any
+) -> Value:
     """A sum over axes without weights."""
     terms = context.settled(value)
     chosen = dims if isinstance(dims, list | tuple) else [dims]
@@ -337,5 +344,7 @@ def reduction(context: Context, value: Value, dims: Any = None, keep: bool = Fal
     for at in gone:
         axes.mark("reduced", terms[at])
         context.labels.zero(terms[at])
+    if context.operation in ("amax", "amin"):
+        axes.mark("bent", *terms)
     left = [(at, context.labels.derive((1.0, term))) for at, term in enumerate(terms)]
     return tuple(ONE if at in gone else term for at, term in left if keep or at not in gone)

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from polo.alignment.frame import Array, Frame
-from polo.alignment.wiring import Place, Scaling
+from polo.alignment.wiring import Place, Power, Scaling
 
 _ROUNDS = 8
 _SILENT = 1e-6
 _EQUAL = 1e-4
 _PROBES = 8
+_MOST_EQUAL = 4096
 _TINY = 1e-30
 
 
@@ -44,34 +45,38 @@ def prune(frame: Frame, sizes: tuple[int, ...]) -> dict[int, Pruned]:
 
 
 def _prune(frame: Frame, number: int, size: int, record: Pruned) -> bool:
-    changed = _drop_silent(frame, number, size, record, _read_norms(frame, number))
+    changed = _drop_silent(frame, number, size, record)
     if frame.sizes[number] <= size or frame.wiring.groups[number].parent is not None:
         return changed
     scaled = _normalise(frame, number)
     labels = _equal(frame, number)
-    before = np.bincount(labels, weights=_read_norms(frame, number))
+    loud = np.bincount(labels, weights=_read_norms(frame, number))
     first = _merge(frame, number, labels)
-    for scaling, factors in scaled:
-        frame.scale(scaling, 1 / factors[first])
-    if len(first) == len(labels):
-        return changed
-    record.merged += len(labels) - frame.sizes[number]
     # What cancels leaves rounding errors of what was added up.
-    _drop_silent(frame, number, size, record, _read_norms(frame, number), before)
-    return True
+    norms = _read_norms(frame, number)
+    kept = _heard(norms, size, np.where(np.bincount(labels) > 1, 10 * loud, 0))
+    frame.rearrange(number, kept)
+    for scaling, factors in scaled:
+        frame.scale(scaling, 1 / factors[first[kept]])
+    record.merged += len(labels) - len(first)
+    record.dropped += len(first) - len(kept)
+    return changed or len(kept) < len(labels)
 
 
-def _drop_silent(
-    frame: Frame, number: int, size: int, record: Pruned, norms: Array, scale: Array | None = None
-) -> bool:
-    """Drop channels that nobody reads, unless too few would be left."""
+def _drop_silent(frame: Frame, number: int, size: int, record: Pruned) -> bool:
+    kept = _heard(_read_norms(frame, number), size, np.zeros(1))
+    gone = frame.sizes[number] - len(kept)
+    if gone:
+        frame.rearrange(number, kept)
+    record.dropped += gone
+    return gone > 0
+
+
+def _heard(norms: Array, size: int, scale: Array) -> Array:
+    """Channels that somebody reads; all of them if too few would be left."""
     typical = np.median(norms[norms > 0]) if (norms > 0).any() else 0.0
-    heard = norms > _SILENT * np.maximum(typical, 0 if scale is None else 10 * scale)
-    if heard.all() or heard.sum() < size:
-        return False
-    record.dropped += int((~heard).sum())
-    frame.rearrange(number, heard.nonzero()[0])
-    return True
+    heard = norms > _SILENT * np.maximum(typical, scale)
+    return np.flatnonzero(heard if heard.sum() >= size else np.ones_like(heard))
 
 
 def _slabs(frame: Frame, place: Place) -> list[Array]:
@@ -95,20 +100,45 @@ def _read_norms(frame: Frame, number: int) -> Array:
 
 
 def _normalise(frame: Frame, number: int) -> list[tuple[Scaling, Array]]:
-    """Scale so that the first place of each scaling has norm one; returns by what it was."""
-    done = []
-    for scaling in frame.wiring.scalings:
-        first = scaling.powers[0]
-        if scaling.group != number or first.place.role != "in":
-            continue
-        squares = np.zeros(frame.sizes[number])
-        for slab in _slabs(frame, first.place):
-            squares += np.square(slab + first.offset, dtype=np.float64).sum(axis=1)
-        norms = np.where(squares > _TINY, np.sqrt(squares), 1.0)
-        factors = norms ** (-1 / first.exponent)
+    """Bring a group's scalings to a normal form: as many places as can be have norm one.
+
+    Returns what every channel was multiplied by.
+    """
+    scalings = [one for one in frame.wiring.scalings if one.group == number]
+    exponents, logs = np.zeros((0, len(scalings))), np.zeros((0, frame.sizes[number]))
+    for power, norms in _steadiest(frame, scalings):
+        row = [[_exponent(scaling, power.place) for scaling in scalings]]
+        wider = np.concatenate([exponents, row])
+        if np.linalg.matrix_rank(wider) == len(wider):
+            exponents, logs = wider, np.concatenate([logs, [norms]])
+    steps = -np.linalg.pinv(exponents) @ logs
+    done = [(scaling, np.exp(step)) for scaling, step in zip(scalings, steps, strict=True)]
+    for scaling, factors in done:
         frame.scale(scaling, factors)
-        done.append((scaling, factors))
     return done
+
+
+def _steadiest(frame: Frame, scalings: list[Scaling]) -> list[tuple[Power, Array]]:
+    """Incoming places and the logs of their norms, those first that are far from zero everywhere.
+
+    A bias may be zero; who divided by it would find no two channels alike.
+    """
+    powers = [power for scaling in scalings for power in scaling.powers]
+    found = [(power, _log_norms(frame, power)) for power in powers if power.place.role == "in"]
+    return sorted(found, key=lambda pair: float(np.median(pair[1]) - pair[1].min()))
+
+
+def _exponent(scaling: Scaling, place: Place) -> float:
+    return sum(power.exponent for power in scaling.powers if power.place == place)
+
+
+def _log_norms(frame: Frame, power: Power) -> Array:
+    parts = [
+        np.square(slab + power.offset, dtype=np.float64).sum(axis=1)
+        for slab in _slabs(frame, power.place)
+    ]
+    squares = np.sum(parts, axis=0)
+    return 0.5 * np.log(np.maximum(squares, _TINY))
 
 
 def _equal(frame: Frame, number: int) -> Array:
@@ -123,12 +153,13 @@ def _equal(frame: Frame, number: int) -> Array:
                 probes.append(wide @ draw.standard_normal((wide.shape[1], _PROBES)) / size)
     table = np.concatenate(probes, axis=1)
     order = np.argsort(table[:, 0], kind="stable")
+    ends = np.searchsorted(table[order, 0], table[order, 0] + _EQUAL, side="right")
     labels = np.full(len(table), -1)
     count = 0
     for at, channel in enumerate(order):
         if labels[channel] >= 0:
             continue
-        close = order[at:][table[order[at:], 0] - table[channel, 0] <= _EQUAL]
+        close = order[at : min(ends[at], at + _MOST_EQUAL)]
         same = close[(np.abs(table[close] - table[channel]) <= _EQUAL).all(axis=1)]
         labels[same[labels[same] < 0]] = count
         count += 1
@@ -140,8 +171,6 @@ def _merge(frame: Frame, number: int, labels: Array) -> Array:
     _, first = np.unique(labels, return_index=True)
     if len(first) == len(labels):
         return np.arange(len(labels))
-    sums = np.zeros((len(first), len(labels)))
-    sums[labels, np.arange(len(labels))] = 1
     for place in frame.wiring.groups[number].places:
         if place.role != "out":
             continue
@@ -149,7 +178,8 @@ def _merge(frame: Frame, number: int, labels: Array) -> Array:
             at = box.dimension(place)
             if at is not None:
                 values = np.moveaxis(frame.get(box).copy(), at, 0)
-                added = np.tensordot(sums, values.astype(np.float64), axes=1)
+                added = np.zeros((len(first), *values.shape[1:]))
+                np.add.at(added, labels, values)
                 values[first] = added
                 frame.put(box, np.moveaxis(values, 0, at))
     frame.rearrange(number, first)

@@ -163,7 +163,6 @@ class Frame:
                     values *= along.astype(values.dtype)
                 self.put(box, values)
 
-
     def turn(self, scaling: Scaling, matrices: Array) -> None:
         """Change the basis of a group's channels: one matrix, or one per index of the parent."""
         parent = self.wiring.groups[scaling.group].parent

@@ -6,6 +6,7 @@ then all of them again with everything known, until nothing changes (weight matc
 are compared by their cosine, which no scaling of the channel changes.
 """
 
+import math
 from collections.abc import Collection
 from typing import Any
 
@@ -45,6 +46,7 @@ class Matcher:
         self.reference = reference
         groups = found.wiring.groups
         self.known = {n for n, group in enumerate(groups) if not group.permutable}
+        self.turning = {scaling.group for scaling in found.wiring.rotations}
         self.children: dict[int, list[int]] = {}
         for number, group in enumerate(groups):
             if group.permutable and group.parent is not None:
@@ -57,15 +59,16 @@ class Matcher:
         free = {n for n, group in enumerate(groups) if group.permutable and group.parent is None}
         return sorted(free | set(self.children))
 
-    def weight(self, group: int) -> float:
+    def weight(self, group: int) -> int:
         """How much is known about a group's channels: weights towards known channels."""
         family = {group, *self.children.get(group, [])}
-        return float(sum(
-            np.prod(box.shape) / self.reference.sizes[group]
-            for number in family
-            for box, at in self._boxes(self.reference, number, family - {number})
-            if len(box.shape) > 1
-        ))  # fmt: skip
+        total = 0
+        for number in family:
+            for box, _ in self._boxes(self.reference, number, family - {number}):
+                pairs = zip(box.groups, box.shape, strict=True)
+                width = math.prod(size for one, size in pairs if one not in family)
+                total += width if width > 1 else 0
+        return total
 
     def match(self, group: int) -> bool:
         """Bring a group, and those that it orders, into the reference's order; True if changed."""
@@ -99,14 +102,28 @@ class Matcher:
         rows, columns = self.found.sizes[group], self.reference.sizes[group]
         scores = np.zeros((rows, columns))
         for child in children:
-            table = self._table(child, group)
-            for row in range(rows):
-                for column in range(columns):
-                    part = table[row, :, column]
-                    chosen = assignment(part)
-                    taken = chosen >= 0
-                    scores[row, column] += part[chosen[taken], taken.nonzero()[0]].sum()
+            if child in self.turning:
+                scores += self._overlaps(child, group)
+            else:
+                scores += _best_fits(self._table(child, group))
         return self._apply(group, scores)
+
+    def _overlaps(self, child: int, parent: int) -> Array:
+        """How far the weights of two heads span the same space, whatever their basis."""
+        heads = self.found.sizes[parent], self.reference.sizes[parent]
+        size = self.found.sizes[child], self.reference.sizes[child]
+        scores = np.zeros(heads)
+        for found, reference, weight in self._pairs(child, parent):
+            if reference.shape[1] < 2 * max(size):
+                continue
+            spans = [
+                np.linalg.qr(one.reshape(h, n, -1).swapaxes(1, 2).astype(np.float64))[0]
+                for one, h, n in zip((found, reference), heads, size, strict=True)
+            ]
+            for row, column in np.ndindex(*heads):
+                both = spans[0][row].T @ spans[1][column]
+                scores[row, column] += weight * np.square(both).sum()
+        return np.nan_to_num(scores)
 
     def _match_rows(self, child: int, parent: int) -> bool:
         """Match the dimensions of each head."""
@@ -191,6 +208,17 @@ class Matcher:
         return others <= self.known | set(fixed)
 
 
+def _best_fits(table: Array) -> Array:
+    """The score of the best assignment, for each pair of indices of the parents."""
+    scores = np.zeros((table.shape[0], table.shape[2]))
+    for row, column in np.ndindex(*scores.shape):
+        part = table[row, :, column]
+        chosen = assignment(part)
+        taken = chosen >= 0
+        scores[row, column] = part[chosen[taken], taken.nonzero()[0]].sum()
+    return scores
+
+
 def _slab(values: Array, box: Box, at: int, parent: int | None) -> Array:
     """A box as channels × weights; with a parent, its indices × channels come first."""
     lead = [at] if parent is None else [box.groups.index(parent), at]
@@ -202,7 +230,10 @@ def _slab(values: Array, box: Box, at: int, parent: int | None) -> Array:
 def _cosines(found: Array, reference: Array) -> Array:
     norms = [np.sqrt(np.einsum("ij,ij->i", a, a, dtype=np.float64)) for a in (found, reference)]
     products = (found @ reference.T).astype(np.float64)
-    result: Array = products / np.maximum(np.outer(*norms), _TINY)
+    # Weights beyond what floats can multiply resemble nothing.
+    result: Array = np.nan_to_num(
+        products / np.maximum(np.outer(*norms), _TINY), posinf=0, neginf=0
+    )
     return result
 
 

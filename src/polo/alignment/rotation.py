@@ -78,7 +78,9 @@ def _solve(rows: Array, duals: Array, wanted_rows: Array, wanted_duals: Array) -
         raise MissingError(
             "alignment needs scipy", advice="pip install 'polo-proof[align]'"
         ) from error
-    sizes = [max(float(np.square(w, dtype=np.float64).sum()), _TINY) for w in (wanted_rows, wanted_duals)]
+    sizes = [
+        max(float(np.square(w, dtype=np.float64).sum()), _TINY) for w in (wanted_rows, wanted_duals)
+    ]
     weights = [1 / size if size > _TINY else 0.0 for size in sizes]
     right = weights[0] * rows @ rows.T
     left = weights[1] * wanted_duals @ wanted_duals.T

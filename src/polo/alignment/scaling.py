@@ -16,12 +16,15 @@ from polo.alignment.matching import Matcher
 from polo.alignment.wiring import Power, Scaling
 
 _LEAST = 1e-9
+_MOST = 60.0
 _TINY = 1e-30
 _SAMPLE = 192
 _UNTOUCHED = 0.15
-_TOUCHED = 0.5
+_TOUCHED = 0.7
 _ENOUGH = 8
 _FLOOR = 1e-6
+_ROUNDS = 4
+_FAR = 2.0
 
 
 class Rescaler:
@@ -36,7 +39,7 @@ class Rescaler:
         before = found.logs(scaling)
         estimates = [self._estimate(power, scaling, before.shape) for power in scaling.powers]
         logs = _combined([e for e in estimates if e is not None], before.shape)
-        change = _plausible(before + logs) - before
+        change = _plausible(np.clip(before + np.nan_to_num(logs), -_MOST, _MOST)) - before
         largest = float(np.abs(change).max(initial=0.0))
         if largest > _LEAST:
             found.scale(scaling, np.exp(change))
@@ -54,9 +57,7 @@ class Rescaler:
             return None
         logs, width, agreeing = _median_ratio(found, reference)
         variance = (width**2 + 1 / count) / count / power.exponent**2
-        return tuple(
-            part.reshape(shape) for part in (logs / power.exponent, variance, agreeing)
-        )  # type: ignore[return-value]
+        return tuple(part.reshape(shape) for part in (logs / power.exponent, variance, agreeing))  # type: ignore[return-value]
 
     def _weights(
         self, frame: Frame, power: Power, parent: int | None, shape: tuple[int, ...]
@@ -79,34 +80,33 @@ def _combined(estimates: list[tuple[Array, Array, Array]], shape: tuple[int, ...
         return np.zeros(shape)
     logs, variances, agreeing = (np.stack(part) for part in zip(*estimates, strict=True))
     if len(logs) > 2 and logs[0].size >= _ENOUGH:
+        # The level of noise at a place from all its channels, its shape from each channel's own.
         flat = logs.reshape(len(logs), -1), agreeing.reshape(len(logs), -1) > 0
-        variances = np.maximum(_variances(*flat), _FLOOR).reshape(-1, *[1] * len(shape))
+        usual = np.median(variances.reshape(len(logs), -1), axis=1)
+        level = np.maximum(_variances(*flat), _FLOOR) / usual
+        variances = variances * level.reshape(-1, *[1] * len(shape))
     trust = agreeing / variances
-    total = trust.sum(axis=0)
-    mean = (logs * trust).sum(axis=0) / np.maximum(total, _LEAST)
-    return np.where(total > _LEAST, mean, 0.0)
+    table, weights = (part.reshape(len(logs), -1).T for part in (logs, trust))
+    mean = _weighted_median(table, weights).reshape(shape)
+    for _ in range(_ROUNDS):
+        # A bias near zero can be off by any factor: what is far from the others counts little.
+        weight = trust / (1 + (logs - mean) ** 2 / (_FAR**2 * variances))
+        mean = (logs * weight).sum(axis=0) / np.maximum(weight.sum(axis=0), _LEAST)
+    return np.where(trust.sum(axis=0) > _LEAST, mean, 0.0)
 
 
 def _variances(logs: Array, good: Array) -> Array:
-    """How noisy each place is, told from how places differ (a three-cornered hat).
-
-    Noise of different places is independent, so the variance of a difference is the sum of two.
-    """
+    """How noisy each place is at most: the least variance of its difference to another place."""
     count = len(logs)
-    spread = np.zeros((count, count))
+    spread = np.full((count, count), np.inf)
     for one, two in itertools.combinations(range(count), 2):
         both = good[one] & good[two]
-        difference = logs[one][both] - logs[two][both]
-        centred = np.abs(difference - np.median(difference)) if both.any() else np.array([9.0])
-        spread[one, two] = spread[two, one] = (1.5 * np.median(centred)) ** 2
-    hats = [
-        [
-            (spread[at, one] + spread[at, two] - spread[one, two]) / 2
-            for one, two in itertools.combinations([n for n in range(count) if n != at], 2)
-        ]
-        for at in range(count)
-    ]
-    return np.array([np.median(hat) for hat in hats])
+        if both.any():
+            difference = logs[one][both] - logs[two][both]
+            middle = np.median(np.abs(difference - np.median(difference)))
+            spread[one, two] = spread[two, one] = (1.5 * middle) ** 2
+    least: Array = spread.min(axis=1)
+    return np.where(np.isfinite(least), least, 1.0)
 
 
 def _sampled(values: Array, lead: int) -> Array:

@@ -261,7 +261,9 @@ def pad(context: Context, value: Value, widths: Sequence[int], *_: Any, **__: An
         if (before, after) != (0, 0):
             edges = [context.labels.new(n, frozen=True) for n in (before, after)]
             parts = [edges[0], axes.resolve(terms[dim]), edges[1]]
-            joined = axes.concatenation([p for p, n in zip(parts, (before, 1, after), strict=True) if n])
+            joined = axes.concatenation(
+                [p for p, n in zip(parts, (before, 1, after), strict=True) if n]
+            )
             terms = _with(terms, dim, joined)
     return terms
 
@@ -314,9 +316,15 @@ def positional(context: Context, value: Value, *_: Any, **__: Any) -> Value:
     lead = len(context.shape) - len(terms)
     if not is_tensor(value):
         return context.fresh(context.shape)
-    touched = range(len(terms) - 2, len(terms)) if context.operation.startswith("tri") else range(len(terms))
+    touched = (
+        range(len(terms) - 2, len(terms))
+        if context.operation.startswith("tri")
+        else range(len(terms))
+    )
     axes.freeze(*(terms[at] for at in touched))
     return tuple(
-        terms[at - lead] if at >= lead and at - lead not in touched else context.labels.new(size, frozen=True)
+        terms[at - lead]
+        if at >= lead and at - lead not in touched
+        else context.labels.new(size, frozen=True)
         for at, size in enumerate(context.shape)
     )

@@ -206,9 +206,7 @@ def _axis(term: Term, numbers: dict[Atom, int]) -> Axis:
     return Axis(resolved.joined, parts)
 
 
-def _places(
-    traced: Traced, numbers: dict[Atom, int]
-) -> dict[int, list[tuple[axes.Scale, Place]]]:
+def _places(traced: Traced, numbers: dict[Atom, int]) -> dict[int, list[tuple[axes.Scale, Place]]]:
     """Every appearance of every group, with the unknown scale it has there."""
     read = _keys(traced.context.labels.contracted)
     made = _keys(traced.context.labels.kept)
@@ -260,13 +258,11 @@ def _parents(traced: Traced, numbers: dict[Atom, int]) -> dict[Atom, Atom]:
     for value in traced.values:
         for atoms in _boxes(value):
             for atom in set(atoms):
-                single = {o for o in atoms if atoms.count(o) == 1} if atoms.count(atom) == 1 else set()
+                single = (
+                    {o for o in atoms if atoms.count(o) == 1} if atoms.count(atom) == 1 else set()
+                )
                 beside[atom] = beside.get(atom, single) & single - {atom}
-    crossed = {
-        atom
-        for one, two in traced.context.crossed
-        for atom in _atoms(one) & _atoms(two)
-    }
+    crossed = {atom for one, two in traced.context.crossed for atom in _atoms(one) & _atoms(two)}
     parents: dict[Atom, Atom] = {}
     for atom, number in numbers.items():
         if atom.frozen:
@@ -315,5 +311,5 @@ def _scalings(
 
 
 def _standing(place: Place, widths: dict[str, int]) -> tuple[bool, int]:
-    """Places that make channels, and with many weights, come first and so become pivots."""
+    """Places that make channels, and those with many weights, come first."""
     return place.role != "in", -widths[place.tensor]

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from polo.errors import MissingError
+
 if TYPE_CHECKING:
     import torch
 
@@ -101,7 +103,7 @@ class Scaling:
 
     Attributes:
         group: The group.
-        powers: What is multiplied. No other scaling of the group touches the first one's place.
+        powers: What is multiplied.
     """
 
     group: int
@@ -199,6 +201,10 @@ def trace(model: "torch.nn.Module", example_inputs: tuple[Any, ...]) -> Wiring:
         model: The model; it is neither run nor changed.
         example_inputs: Inputs of the right shapes, for `torch.export`.
     """
-    from polo.alignment.tracing import trace_model
-
+    try:
+        from polo.alignment.tracing import trace_model
+    except ImportError as error:
+        raise MissingError(
+            "tracing needs torch", advice="pip install 'polo-proof[align]'"
+        ) from error
     return trace_model(model, example_inputs)

@@ -55,6 +55,8 @@ class Tries:
         said = [f"{self.chains} chains"] if self.chains > 1 else []
         said += [f"{self.readings} readings"] if self.readings > 1 else []
         said += [f"2^{self.log2_matchings:.1f} matchings"] if self.log2_matchings else []
+        if self.log2_selections:
+            said.append(f"2^{self.log2_selections:.1f} selections of marks")
         return ", ".join(said)
 
 

@@ -5,6 +5,7 @@ comes from the claimant and is hostile: signatures, the issuer and every nonce a
 """
 
 import functools
+import os
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,8 +106,11 @@ class Claimant:
         return carrier_of(self.manifest.terms, self.layout)
 
     def checkpoints(self) -> Generator[tuple[int, FileCheckpoint], None, None]:
-        """Every stored checkpoint, newest first; nobody has checked their roots."""
-        yield from history.checkpoints(self.folder, self.manifest, self.layout)
+        """Every stored checkpoint that is here, newest first; nobody has checked their roots."""
+        listed = [file.path for file in self.manifest.files if file.path.startswith("checkpoints/")]
+        # A bundle for a buyer leaves them all out.
+        absent = {path for path in listed if not os.path.lexists(self.folder.file(path))}
+        yield from history.checkpoints(self.folder, self.manifest, self.layout, damaged=absent)
 
     def mark(self, shard: int) -> DerivedMark:
         """The mark of a shard.

@@ -15,7 +15,7 @@ import math
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from polo.errors import FormatError, PoloError
 from polo.keys import Trust, TrustStore, trusted_keys
 from polo.ownership.claim import Claim, Finding, Tries
 from polo.ownership.claimant import Claimant, DerivedMark
-from polo.ownership.identification import Listener, identify, newest_checkpoint
+from polo.ownership.identification import Listener, aligner_for, identify, newest_checkpoint
 from polo.ownership.matching import MatchedSource, match
 from polo.ownership.reading import read_mark
 from polo.ownership.sources import CheckpointSource, floats, found_in
@@ -36,6 +36,9 @@ from polo.weights.files import FileCheckpoint
 from polo.weights.found import open_found
 from polo.weights.found_model import FoundModel, Values
 from polo.weights.hashing import commit
+
+if TYPE_CHECKING:
+    from polo.ownership.aligned import Aligner
 
 DESCENDS = 0.5
 STRANGER = 0.2
@@ -147,6 +150,8 @@ def compare(
     *,
     model: str | Path | None = None,
     trust: Trust | Iterable[Trust] | None = None,
+    align: bool = False,
+    task: Any = None,
     listener: Listener | None = None,
 ) -> Comparison:
     """Decide which of two chains came first.
@@ -156,6 +161,9 @@ def compare(
         second: Another one.
         model: A model that both claim.
         trust: Whose enrolments to accept; by default the user's own store.
+        align: Also look for marks after undoing permutation, scaling and dummy neurons, as in
+            `identify`: in the last checkpoint of either chain, and in the model.
+        task: The task, or its name, for alignment; by default the one that the terms name.
         listener: Hears about progress.
 
     Raises:
@@ -163,19 +171,21 @@ def compare(
     """
     trusted = trusted_keys(TrustStore() if trust is None else trust)
     tell = listener or (lambda *_: None)
+    aligner = aligner_for(task) if align else None
     with opened(Path(first)) as one, opened(Path(second)) as two:
         a, b = Claimant(one, trusted), Claimant(two, trusted)
         if a.manifest.enrolment.digest == b.manifest.enrolment.digest:
             raise FormatError("both proofs are of one enrolment", place=str(second))
         names = (str(first), str(second))
         tell("reading the first chain's marks in the second", 0, 2)
-        ab = _contained(a, b, names[0])
+        ab = _contained(a, b, names[0], aligner)
         tell("reading the second chain's marks in the first", 1, 2)
-        ba = _contained(b, a, names[1])
+        ba = _contained(b, a, names[1], aligner)
         in_model: tuple[Claim, Claim] | None = None
         likeness: tuple[float | None, float | None] = (None, None)
         if model is not None:
-            in_model = _in_model(Path(model), (one, two), names, list(trusted))
+            settings = {"trust": list(trusted), "align": align, "task": task}
+            in_model = _in_model(Path(model), (one, two), names, settings)
             with open_found(Path(model)) as found:
                 likeness = (_likeness(a, found), _likeness(b, found))
     order, reason, advice = _decide(ab, ba, in_model, likeness)
@@ -220,7 +230,9 @@ def _by_descent(
         if Finding.UNDECIDED in (claim.finding for claim in in_model):
             reason = "one chain's marks are in the model, and the other's could not be read"
             return Order.UNDECIDED, reason, "Ask both for the verifier's bundle."
-        return order, f"{apart}, and only its marks are in the model", ""
+        aligned = any(claim.tries.readings > 1 for claim in in_model)
+        advice = "" if aligned else "The other's marks may be there, permuted: try --align."
+        return order, f"{apart}, and only its marks are in the model", advice
     both = f"the model carries both chains' marks, though {apart}"
     for order, own, other in ((Order.FIRST, 0, 1), (Order.SECOND, 1, 0)):
         mine, theirs = likeness[own], likeness[other]
@@ -240,7 +252,9 @@ def _contains(own: str, other: str, held: Contained) -> str:
     )
 
 
-def _contained(owner: Claimant, other: Claimant, proof: str) -> Contained:
+def _contained(
+    owner: Claimant, other: Claimant, proof: str, aligner: "Aligner | None"
+) -> Contained:
     """One chain's marks in every stored checkpoint of the other whose root is committed to."""
     marks, absent = owner.marks()
     stored = max(1, len(history.stored(other.manifest)))
@@ -251,7 +265,10 @@ def _contained(owner: Claimant, other: Claimant, proof: str) -> Contained:
     claims: list[tuple[int, Claim]] = []
     with contextlib.closing(_committed(other)) as kept:
         for number, checkpoint in kept:
-            claims.append((number, _claim_in(owner, marks, checkpoint, blank)))
+            claim = _claim_in(owner, marks, checkpoint, blank)
+            if aligner and number == other.shards and claim.finding is not Finding.CLAIM:
+                claim = aligner.better(owner, found_in(checkpoint), claim)
+            claims.append((number, claim))
     if not claims:
         return Contained(replace(blank, problem="no committed checkpoint is here"), 0, 0)
     number, strongest = min(claims, key=lambda item: item[1].log2_p)
@@ -286,9 +303,9 @@ def _committed(claimant: Claimant) -> Generator[tuple[int, FileCheckpoint], None
 
 
 def _in_model(
-    model: Path, folders: tuple[Path, Path], names: tuple[str, str], trusted: list[bytes]
+    model: Path, folders: tuple[Path, Path], names: tuple[str, str], settings: dict[str, Any]
 ) -> tuple[Claim, Claim]:
-    found = identify(model, folders, trust=trusted)
+    found = identify(model, folders, **settings)
     by_path = {claim.proof: claim for claim in found.claims}
     first, second = (
         replace(by_path[str(folder)], proof=name)

@@ -120,7 +120,7 @@ def identify(
     trusted = trusted_keys(TrustStore() if trust is None else trust)
     tell = listener or (lambda *_: None)
     with open_found(Path(model)) as found:
-        search = _Search(found, trusted, len(proofs), _aligner(align, task))
+        search = _Search(found, trusted, len(proofs), aligner_for(task) if align else None)
         claims = []
         for at, proof in enumerate(proofs):
             tell("looking for marks", at, len(proofs))
@@ -129,9 +129,8 @@ def identify(
         return Identification(str(model), found.description, tuple(claims), search.screen)
 
 
-def _aligner(wanted: bool, task: Any) -> "Aligner | None":
-    if not wanted:
-        return None
+def aligner_for(task: Any) -> "Aligner":
+    """What undoes permutation and the like; needs torch, which only those who ask for it load."""
     from polo.ownership.aligned import Aligner
 
     return Aligner(task)

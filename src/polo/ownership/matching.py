@@ -18,7 +18,7 @@ from polo.protocol.carrier import Carrier
 from polo.weights.checkpoint import Checkpoint
 from polo.weights.found_model import FoundModel, Values
 
-SAMPLE = 2**16
+SAMPLE = 2**14
 """Most weights of a tensor that likeness is judged by."""
 
 LEAST_SAMPLE = 1024
@@ -27,7 +27,7 @@ SWAPPED = 0.3
 """How much better than by name content must fit, on average, before names are not believed."""
 
 MOST_PAIRS = 2**21
-"""Pairs of tensors that are compared at most; classes beyond go by name."""
+"""Pairs of tensors that are compared at most, a tensor as 64 of them; the rest goes by name."""
 
 _HUGE = 1e30
 
@@ -78,11 +78,12 @@ def match(carrier: Carrier, found: FoundModel, reference: Checkpoint | None) -> 
         members = set(indices)
         fitting = _fitting(carrier.layout.tensors[indices[0]].shape, shapes)
         candidates = [name for name in fitting if spent.get(name, indices[0]) in members]
-        pairs = len(indices) * len(candidates)
-        if not candidates or (len(own) == len(indices) and len(candidates) == 1) or pairs > left:
+        if not candidates or (len(own) == len(indices) and len(candidates) == 1):
             continue
+        left -= max(len(indices), len(candidates)) * max(64, min(len(indices), len(candidates)))
+        if left < 0:
+            break
         asked = True
-        left -= pairs
         choices += _log2_arrangements(len(indices), len(candidates))
         better = likeness.assign(indices, candidates, own)
         if better is not None:

@@ -23,6 +23,9 @@ ETA = 0.62
 POWER = 0.9999
 """How surely it must, at that rate."""
 
+ALONE = -30
+"""log2 p at which one mark alone lets a chain through: the others may have been scrubbed."""
+
 
 @dataclass(frozen=True)
 class Screen:
@@ -59,10 +62,11 @@ def screen_of(bits: int) -> Screen:
 def passes(claimant: Claimant, source: WeightSource) -> tuple[bool, Screen]:
     """Whether a chain is worth reading in full, and what the screen was.
 
-    Marks are taken evenly over the chain, the first groups of each. What cannot be screened (too
-    few bits, a nonce that is not here, a dense key) gets through.
+    Marks are taken evenly over the chain, the first groups of each. A chain of which too few bits
+    can be read, or whose nonces are not here, gets through.
     """
     bits = matches = 0
+    alone = False
     for shard in sampled(claimant.shards):
         try:
             derived = claimant.mark(shard)
@@ -72,8 +76,9 @@ def passes(claimant: Claimant, source: WeightSource) -> tuple[bool, Screen]:
         groups = range(min(mark.groups, max(1, BITS // MARKS // mark.group_bits)))
         reading = read_mark(claimant, derived, source, groups).reading
         bits, matches = bits + reading.bits, matches + reading.matches
+        alone |= reading.log2_p <= ALONE
     screen = screen_of(bits)
-    return bits < BITS // 4 or matches >= screen.least, screen
+    return alone or bits < BITS // 4 or matches >= screen.least, screen
 
 
 def sampled(shards: int) -> Sequence[int]:

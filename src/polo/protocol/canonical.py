@@ -21,8 +21,14 @@ MAX_VALUES = 1_500_000
 
 def encode(value: Any) -> bytes:
     """Canonical bytes of a value made of dicts, lists, strings, integers, booleans, None."""
+    # Python's own order of keys is that of UTF-16 code units as long as all keys are ASCII.
+    plain = _check(value, 0)
     text = json.dumps(
-        _ordered(value, 0), ensure_ascii=False, separators=(",", ":"), allow_nan=False
+        value if plain else _ordered(value),
+        ensure_ascii=False,
+        separators=(",", ":"),
+        allow_nan=False,
+        sort_keys=plain,
     )
     try:
         return text.encode("utf-8")
@@ -55,34 +61,43 @@ def parse(data: bytes, *, place: str, limit: int = MAX_DOCUMENT_BYTES) -> Any:
     return value
 
 
-def _ordered(value: Any, depth: int) -> Any:
-    if depth > MAX_DEPTH:
+def _check(value: Any, depth: int) -> bool:
+    """Refuse what has no place in a record; whether all keys are ASCII."""
+    if not isinstance(value, (dict, list, tuple)):
+        _check_scalar(value)
+        return True
+    if depth >= MAX_DEPTH and value:
         raise LimitError(f"nested deeper than {MAX_DEPTH}")
-    # Most values of a record are strings, so they come first.
-    if isinstance(value, str) or value is None:
-        return value
-    if isinstance(value, dict):
-        return {key: _ordered(value[key], depth + 1) for key in _sorted_keys(value)}
-    if isinstance(value, (list, tuple)):
-        return [_ordered(item, depth + 1) for item in value]
+    plain = not isinstance(value, dict) or _ascii_keys(value)
+    for item in value.values() if isinstance(value, dict) else value:
+        # Strings are what records hold most of; a call for each of them would take long.
+        if type(item) is not str:
+            plain &= _check(item, depth + 1)
+    return plain
+
+
+def _check_scalar(value: Any) -> None:
     if isinstance(value, int):
         if not isinstance(value, bool) and abs(value) > MAX_SAFE_INTEGER:
             raise FormatError("an integer is outside ±(2^53 − 1)")
-        return value
-    raise FormatError(f"a {type(value).__name__} has no place in a record")
+    elif value is not None and not isinstance(value, str):
+        raise FormatError(f"a {type(value).__name__} has no place in a record")
 
 
-def _sorted_keys(value: dict[Any, Any]) -> list[str]:
+def _ascii_keys(value: dict[Any, Any]) -> bool:
     try:
-        plain = "".join(value).isascii()
+        return "".join(value).isascii()
     except TypeError as error:
         raise FormatError("a key is not a string") from error
-    # Python's own order is that of UTF-16 code units as long as all characters are ASCII.
-    return sorted(value, key=None if plain else _utf16)
 
 
-def _utf16(key: str) -> bytes:
-    return key.encode("utf-16-be", "surrogatepass")
+def _ordered(value: Any) -> Any:
+    if isinstance(value, dict):
+        keys = sorted(value, key=lambda key: key.encode("utf-16-be", "surrogatepass"))
+        return {key: _ordered(value[key]) for key in keys}
+    if isinstance(value, (list, tuple)):
+        return [_ordered(item) for item in value]
+    return value
 
 
 def _no_float(text: str) -> NoReturn:

@@ -15,6 +15,8 @@ from typing import Any, ClassVar, Protocol, Self
 from polo.errors import FormatError, LimitError
 from polo.protocol import canonical
 
+_HEX = re.compile("[0-9a-f]*")
+
 
 class Field(Protocol):
     """Reads one JSON value into a Python value, and back."""
@@ -87,7 +89,8 @@ class Bytes:
 
     def read(self, value: Any, place: str) -> bytes:
         """See `Field`."""
-        if not isinstance(value, str) or not re.fullmatch(f"[0-9a-f]{{{2 * self.size}}}", value):
+        wanted = 2 * self.size
+        if not isinstance(value, str) or len(value) != wanted or not _HEX.fullmatch(value):
             raise FormatError(f"expected {2 * self.size} lower-case hex digits", place=place)
         return bytes.fromhex(value)
 
@@ -228,17 +231,12 @@ class Record:
                 place=place,
                 advice="A newer format needs a newer release of PoLO.",
             )
-        if unknown := sorted(set(value) - known):
-            raise FormatError(f"unknown field {unknown[0][:80]!r}", place=place)
-        if missing := sorted(known - set(value)):
-            raise FormatError(f"field {missing[0]!r} is missing", place=place)
-        read = {
-            name: field.read(
-                value[name], f"{place}: {name}" if ":" not in place else f"{place}.{name}"
-            )
-            for name, field in fields.items()
-        }
-        return cls(**read)
+        if unknown := value.keys() - known:
+            raise FormatError(f"unknown field {min(unknown)[:80]!r}", place=place)
+        if missing := known - value.keys():
+            raise FormatError(f"field {min(missing)!r} is missing", place=place)
+        inside = f"{place}." if ":" in place else f"{place}: "
+        return cls(**{n: field.read(value[n], inside + n) for n, field in fields.items()})
 
     def to_json(self) -> dict[str, Any]:
         """The record as a JSON value."""

@@ -26,7 +26,7 @@ from polo.storage.folder import (
     TRANSFER_FILE,
     ProofFolder,
     ancestor_path,
-    most_bytes,
+    limits_of,
     nonce_path,
     opening_path,
 )
@@ -70,9 +70,9 @@ def found_in(folder: ProofFolder) -> list[Path]:
         PoloError: They are not there, are too many, or something else is among them.
     """
     within = folder.path / ANCESTORS_FOLDER
-    if within.is_symlink() or within.is_file():
+    if within.is_symlink() or (within.exists() and not within.is_dir()):
         raise FormatError("is not a folder", place=ANCESTORS_FOLDER)
-    if not within.is_dir():
+    if not within.exists():
         raise StoreError(
             "the proofs of the earlier owners are not here",
             place=ANCESTORS_FOLDER,
@@ -139,9 +139,9 @@ def _copy(link: Link, target: Path) -> None:
             advice="Ask the seller for the nonces and openings of some shards: polo disclose",
         )
     names = [path(shard) for shard in shown for path in (nonce_path, opening_path)]
+    most_bytes = limits_of(layout, manifest.terms.scheme)
     for name in [LAYOUT_FILE, *names]:
-        most = most_bytes(name, layout, manifest.terms.scheme)
-        _copy_file(folder, listed[name], target / name, most)
+        _copy_file(folder, listed[name], target / name, most_bytes(name))
     atomic.write(target / BUNDLE_FILE, Bundle("buyer", tuple(shown)).to_bytes())
     if manifest.transfer is not None:
         atomic.write(target / TRANSFER_FILE, folder.transfer().to_bytes())

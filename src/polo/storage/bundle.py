@@ -35,7 +35,7 @@ from polo.storage.folder import (
     TRANSFER_FILE,
     ProofFolder,
     ancestor_path,
-    most_bytes,
+    limits_of,
     nonce_path,
     opening_path,
 )
@@ -286,8 +286,9 @@ def _document(reader: ArchiveReader, name: str, most: int) -> bytes:
 
 
 def _check_sizes(files: list[File], layout: Layout, manifest: Manifest) -> None:
+    most_bytes = limits_of(layout, manifest.terms.scheme)
     for file in files:
-        most = most_bytes(file.path, layout, manifest.terms.scheme)
+        most = most_bytes(file.path)
         if file.size > most:
             raise LimitError(f"{file.size} bytes; it can have {most} at most", place=file.path)
 

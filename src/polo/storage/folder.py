@@ -4,9 +4,10 @@ Nothing in it is trusted: paths come from a fixed pattern, links and odd files a
 are compared before anything is read, every file's digest is in the signed manifest.
 """
 
+import functools
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from polo.errors import FormatError, LimitError, StoreError
@@ -55,17 +56,22 @@ def state_path_of(proof: Path | str) -> Path:
     return path.with_name(path.name + ".state")
 
 
-def most_bytes(path: str, layout: Layout, scheme: SchemeTerms) -> int:
-    """Most bytes that a file of a proof can have, so that no lie about its size costs time."""
-    kind = path.partition("/")[0]
-    if kind == "checkpoints":
-        whole = len(header_of(layout)) + layout.size
-        return whole + whole // 64 + 2**20 if ".delta" in path else whole
-    if kind == "openings":
-        return 1024 + scheme.blocks * (CHUNK_BYTES + 8 + 64 * SIZE)
-    if kind == "nonces":
-        return _MAX_NONCE_FILE
-    return canonical.MAX_DOCUMENT_BYTES
+def limits_of(layout: Layout, scheme: SchemeTerms) -> Callable[[str], int]:
+    """Most bytes that a file of a proof can have, by path, so that no lie about it costs time."""
+    # Once: a proof may list thousands of checkpoints, each of a hundred thousand tensors.
+    whole = functools.cache(lambda: len(header_of(layout)) + layout.size)
+
+    def most_bytes(path: str) -> int:
+        kind = path.partition("/")[0]
+        if kind == "checkpoints":
+            return whole() + whole() // 64 + 2**20 if ".delta" in path else whole()
+        if kind == "openings":
+            return 1024 + scheme.blocks * (CHUNK_BYTES + 8 + 64 * SIZE)
+        if kind == "nonces":
+            return _MAX_NONCE_FILE
+        return canonical.MAX_DOCUMENT_BYTES
+
+    return most_bytes
 
 
 class ProofFolder:

@@ -90,7 +90,14 @@ class ProofWriter:
     def _open(self) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
         if (self.path / MANIFEST_FILE).exists():
-            self.manifest = ProofFolder(self.path).manifest()
+            folder = ProofFolder(self.path)
+            if folder.bundle() is not None:
+                raise StoreError(
+                    "holds part of a proof, which cannot be gone on with",
+                    place=str(self.path),
+                    advice="Give the whole proof, or a folder that does not exist yet.",
+                )
+            self.manifest = folder.manifest()
             own = self._signer.public_key
             signing.check(self.manifest, own, Ed25519Verifier(), place=str(self.path))
             if self.manifest.retention != self.retention:

@@ -1,14 +1,16 @@
 """Is this file the model that a proof ends in? Exactly, or in another number format?"""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from polo.errors import PoloError, StoreError
-from polo.protocol.layout import CARRIER_DTYPES, DTYPE_BYTES, Tensor
+from polo.protocol.layout import CARRIER_DTYPES, DTYPE_BYTES, Layout, Tensor
 from polo.verifier.verdict import Check, Status
 from polo.weights import dtypes
 from polo.weights.checkpoint import Checkpoint
 from polo.weights.files import FileCheckpoint
 from polo.weights.formats import format_of, pickle_refusal
+from polo.weights.hashing import commit
 
 _PIECE = 2**20
 _NAMED = 5
@@ -16,6 +18,15 @@ _NAMED = 5
 
 def compare(path: Path, last: FileCheckpoint) -> Check:
     """Compare a delivered safetensors file with the proof's last checkpoint."""
+    return _checked(path, lambda delivered: _compare(path, last, delivered))
+
+
+def compare_root(path: Path, layout: Layout, root: bytes) -> Check:
+    """Compare a delivered safetensors file with the root of a checkpoint that is not here."""
+    return _checked(path, lambda delivered: _compare_root(path, layout, root, delivered))
+
+
+def _checked(path: Path, judge: Callable[[FileCheckpoint], Check]) -> Check:
     try:
         if format_of(path) == "pickle":
             refusal = pickle_refusal(path)
@@ -28,11 +39,40 @@ def compare(path: Path, last: FileCheckpoint) -> Check:
             )
         # The user chose this path, so a link, as in a model cache, is followed.
         with FileCheckpoint.any(path.resolve()) as delivered:
-            return _compare(path, last, delivered)
+            return judge(delivered)
     except PoloError as error:
         absent = isinstance(error, StoreError)
         status = Status.UNDECIDED if absent else Status.FAILED
         return Check("delivered", status, error.message, place=error.place or str(path))
+
+
+def _compare_root(path: Path, layout: Layout, root: bytes, delivered: FileCheckpoint) -> Check:
+    """Only the very bytes have the root: a file in another number format cannot be told."""
+    there = delivered.layout.tensors
+    if tuple(tensor.name for tensor in there) != tuple(tensor.name for tensor in layout.tensors):
+        detail = "its tensors are not exactly those of the layout, so its root cannot be compared"
+        return Check("delivered", Status.UNDECIDED, detail, place=str(path))
+    if there != layout.tensors:
+        detail = (
+            "types or shapes differ from the layout; without the weights only exact copies tell"
+        )
+        return Check("delivered", Status.UNDECIDED, detail, place=str(path))
+    found = commit(_Relaid(delivered, layout)).root
+    if found != root:
+        detail = "it is not the last checkpoint, W_S: its root is another"
+        return Check("delivered", Status.FAILED, detail, place=str(path))
+    return Check("delivered", Status.PASSED, "it is exactly the last checkpoint", place=str(path))
+
+
+class _Relaid:
+    """A file's tensors under a layout that also knows its ties."""
+
+    def __init__(self, checkpoint: FileCheckpoint, layout: Layout) -> None:
+        self._checkpoint = checkpoint
+        self.layout = layout
+
+    def read(self, tensor: int, start: int, stop: int) -> bytes:
+        return self._checkpoint.read(tensor, start, stop)
 
 
 def _compare(path: Path, last: Checkpoint, delivered: Checkpoint) -> Check:

@@ -23,6 +23,9 @@ DOUBLE_SALE = (
     "offline nobody sees whether a seller handed the same model to somebody else, too; ask, or "
     "buy where a registry keeps the list"
 )
+MOST_PROBLEMS = 100
+"""Most problems of one ancestor that are told: a hundred long chains may be broken everywhere."""
+
 _KEPT_NOTES = ("start",)
 
 
@@ -72,9 +75,7 @@ class Lineage:
             yield from self._form(number, path)
             examined = examine(path)
             self._earlier.append(examined.manifest)
-            for check in examined.checks:
-                if check.status is not Status.NOTE or check.name in _KEPT_NOTES:
-                    yield self._placed(check, number)
+            yield from self._kept(examined.checks, number)
         manifests = [*self._earlier, self._last]
         for number in range(len(manifests)):
             yield from self._link(number, manifests[number - 1] if number else None)
@@ -121,6 +122,15 @@ class Lineage:
             place = f"{path_of(number)}/{BUNDLE_FILE}"
             detail = "does not say which marks of this owner are shown"
             yield Check("files", Status.FAILED, detail, place=place, ancestor=number)
+
+    def _kept(self, checks: Sequence[Check], number: int) -> Iterator[Check]:
+        """An ancestor's checks, less notes that say nothing here and problems beyond counting."""
+        problems = 0
+        for check in checks:
+            problems += check.status in (Status.FAILED, Status.UNDECIDED)
+            told = check.status is Status.PASSED or problems <= MOST_PROBLEMS
+            if told and (check.status is not Status.NOTE or check.name in _KEPT_NOTES):
+                yield self._placed(check, number)
 
     def _placed(self, check: Check, number: int) -> Check:
         """A check of an ancestor's proof, as one of the proof that carries it."""

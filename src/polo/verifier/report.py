@@ -150,10 +150,10 @@ def in_short(verdict: Verdict) -> str:
 def untested(verdict: Verdict, rows: Sequence[ShardRow]) -> str:
     """A sentence if accuracy was not measured on every shard."""
     if verdict.shown is not None:
-        return (
-            "The model was not shown: nothing here says how good it is, or that a file you hold "
-            "is the one that this proof ends in."
-        )
+        text = "The model was not shown: nothing here says how good it is"
+        held = any(check.name == "delivered" for check in verdict.of(Status.PASSED))
+        more = "" if held else ", or that a file you hold is the one that this proof ends in"
+        return f"{text}{more}."
     tested = sum(figure(row.accuracy, "measured") is not None for row in rows)
     if not tested:
         return "Accuracy was not measured, so nothing here says how good the model is."
@@ -219,6 +219,8 @@ def _caution(verdict: Verdict, rows: Sequence[ShardRow]) -> Markup:
         parts.append(tag("p", late, class_="quiet"))
     else:
         close = "No proof closes this; judge it by the task, its data and its test."
+        if verdict.levels == (FINAL,):
+            close = "What would close it: verifying the whole proof."
         parts.append(tag("p", close))
     return tag("aside", *parts)
 
@@ -419,13 +421,17 @@ def _tile(row: ShardRow, *, last: bool) -> Markup:
 
 def _levels(verdict: Verdict) -> Markup:
     heads = ("Level", "In this verdict", "Shows", "Does not show")
+    final = verdict.levels == (FINAL,)
+    shown = verdict.texts if final else LEVEL_TEXTS
     table = tag(
         "table",
         tag("thead", tag("tr", *(tag("th", head, scope="col") for head in heads))),
-        tag("tbody", *(_level(verdict, name) for name in LEVEL_TEXTS | verdict.texts)),
+        tag("tbody", *(_level(verdict, name) for name in shown)),
         class_="levels",
     )
     text = "The terms say which of the five are asked for; each is a check of its own."
+    if final:
+        text = "Only ownership was asked for, and none of the levels that terms know."
     return tag("section", tag("h2", "Levels of evidence"), tag("p", text, class_="quiet"), table)
 
 

@@ -217,6 +217,7 @@ class Check:
             "level": self.level,
             "status": self.status.value,
             "shard": self.shard,
+            "ancestor": self.ancestor,
             "place": self.place,
             "detail": self.detail,
             "figures": dict(self.figures),
@@ -388,7 +389,8 @@ class Verdict:
 
     def _repr_html_(self) -> str:
         rows = "".join(
-            f"<tr><td>{html.escape(check.name)}</td><td>{check.shard or ''}</td>"
+            f"<tr><td>{html.escape(check.name)}</td>"
+            f"<td>{html.escape(check.place) if check.ancestor else check.shard or ''}</td>"
             f"<td>{check.status.value}</td><td>{html.escape(check.detail)}</td></tr>"
             for check in self.checks
         )

@@ -21,7 +21,7 @@ from polo.storage.folder import (
     MANIFEST_FILE,
     ProofFolder,
     checkpoint_path,
-    most_bytes,
+    limits_of,
     nonce_path,
     opening_path,
 )
@@ -162,8 +162,7 @@ class _Run:
         if self._shown is None:
             yield from self._weights(folder, manifest, layout, damaged, model)
         elif model:
-            detail = "the last checkpoint is not among what was shown"
-            yield Check("delivered", Status.UNDECIDED, detail, place=str(model))
+            yield delivered.compare_root(model, layout, manifest.last_root)
         yield from self._remarks(manifest)
         if not self._earlier:
             yield from self._owners(folder, manifest)
@@ -264,10 +263,11 @@ class _Run:
                     advice="If the run was killed, resume it once: that removes leftovers.",
                 )
             files = [file for file in manifest.files if self._expected(folder, file.path)]
+            most_bytes = limits_of(layout, manifest.terms.scheme)
             for at, file in enumerate(files):
                 self._tell("checking files", at, len(files))
                 try:
-                    folder.check_file(file, most_bytes(file.path, layout, manifest.terms.scheme))
+                    folder.check_file(file, most_bytes(file.path))
                 except StoreError as error:
                     wrong = True
                     missing = isinstance(error.__cause__, (FileNotFoundError, PermissionError))

@@ -38,7 +38,7 @@ _MAX_NAME = 512
 _MAX_TEXT = 1024
 _MAX_DIMENSIONS = 4
 _MAX_NESTING = 4
-_MAX_ITEMS = 4_000_000
+_MAX_ITEMS = 2_000_000
 """Strings and nested arrays that are stepped over, one by one; large vocabularies have 600,000."""
 
 _NAME = re.compile(r"[^\x00-\x1f\x7f]+")

@@ -63,7 +63,10 @@ class Bottleneck(nn.Module):
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
         self.bn1, self.conv1 = nn.BatchNorm2d(width), nn.Conv2d(width, inner, 1, bias=False)
-        self.bn2, self.conv2 = nn.BatchNorm2d(inner), nn.Conv2d(inner, inner, 3, padding=1, bias=False)
+        self.bn2, self.conv2 = (
+            nn.BatchNorm2d(inner),
+            nn.Conv2d(inner, inner, 3, padding=1, bias=False),
+        )
         self.bn3, self.conv3 = nn.BatchNorm2d(inner), nn.Conv2d(inner, width, 1, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,91 @@
+"""Ownership of the final model only: what is asked for, and what is not."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import polo
+from polo.protocol import signing
+from polo.storage.folder import MANIFEST_FILE, ProofFolder, checkpoint_path, nonce_path
+from polo.verifier import Outcome
+from polo.verifier.report import render
+from polo.verifier.verdict import Status
+
+FINAL = polo.Policy(final_only=True)
+
+
+@pytest.fixture
+def made(make_proof: Callable[..., Any]) -> Any:
+    return make_proof(epochs=4)
+
+
+def final(made: Any, issuer: polo.Identity, **options: Any) -> polo.Verdict:
+    return polo.verify(made.path, trust=issuer.public_key, policy=FINAL, **options)
+
+
+def test_the_owner_is_named(made: Any, issuer: polo.Identity) -> None:
+    verdict = final(made, issuer)
+    assert verdict.outcome is Outcome.ACCEPTED, verdict
+    assert verdict.headline().startswith("ACCEPTED as ownership of the final model only")
+    assert "history" in verdict.caution
+    assert set(verdict.per_shard("residual")) == {1, 2, 3, 4}
+    assert not verdict.per_shard("accuracy")
+    assert "as ownership of the final model" in render(verdict)
+    assert verdict.to_json()["levels"][0]["level"] == "ownership"
+
+
+def test_nothing_but_the_final_model_is_needed(made: Any, issuer: polo.Identity) -> None:
+    for path in (made.path / "openings").iterdir():
+        path.unlink()
+    for path in sorted((made.path / "checkpoints").iterdir())[:-1]:
+        path.unlink()
+    assert final(made, issuer).outcome is Outcome.ACCEPTED
+
+
+def test_other_weights_are_not_taken_for_the_final_model(made: Any, issuer: polo.Identity) -> None:
+    shutil.copy(made.path / checkpoint_path(0), made.path / checkpoint_path(4))
+    verdict = final(made, issuer)
+    assert verdict.outcome is Outcome.REJECTED
+    assert next(verdict.of(Status.FAILED)).name == "root"
+
+
+def test_a_model_may_be_given_instead(made: Any, issuer: polo.Identity, tmp_path: Path) -> None:
+    weights = load_file(made.path / checkpoint_path(4))
+    halves = {name: v.astype("f2") if v.dtype == "f4" else v for name, v in weights.items()}
+    save_file(halves, tmp_path / "half.safetensors")
+    assert final(made, issuer, model=tmp_path / "half.safetensors").outcome is Outcome.ACCEPTED
+    rng = np.random.default_rng(1)
+    others = {
+        name: rng.normal(size=v.shape).astype("f4") if v.dtype == "f4" else v
+        for name, v in weights.items()
+    }
+    save_file(others, tmp_path / "other.safetensors")
+    verdict = final(made, issuer, model=tmp_path / "other.safetensors")
+    assert verdict.outcome is Outcome.REJECTED
+    assert next(verdict.of(Status.FAILED)).name == "ownership"
+
+
+def test_what_cannot_be_decided(made: Any, issuer: polo.Identity, tmp_path: Path) -> None:
+    assert polo.verify(made.path, trust=[], policy=FINAL).outcome is Outcome.UNDECIDED
+    assert polo.verify(tmp_path / "no", trust=[], policy=FINAL).outcome is Outcome.UNDECIDED
+    for shard in range(1, 5):
+        (made.path / nonce_path(shard)).unlink()
+    verdict = final(made, issuer)
+    assert verdict.outcome is Outcome.UNDECIDED
+    assert "no nonce" in verdict.headline()
+
+
+def test_a_chain_out_of_order_is_rejected(
+    made: Any, issuer: polo.Identity, alice: polo.Identity
+) -> None:
+    manifest = ProofFolder(made.path).manifest()
+    one, two, *rest = manifest.shards
+    forged = signing.sign(replace(manifest, shards=(two, one, *rest)), alice)
+    (made.path / MANIFEST_FILE).write_bytes(forged.to_bytes())
+    assert final(made, issuer).outcome is Outcome.REJECTED
