@@ -152,3 +152,23 @@ def test_deep_plain_networks(lab: Any) -> None:
     aligned = align(lab.arrays(symmetry.permute(later, wiring, 1)), reference, wiring)
     for name, tensor in later.items():
         assert np.allclose(aligned.arrays[name], tensor.numpy(), atol=1e-6), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", symmetry.KINDS)
+def test_a_full_resnet(kind: str, lab: Any) -> None:
+    torch.manual_seed(0)
+    model = models.resnet18()
+    wiring = trace(model, (torch.randn(1, 3, 32, 32),))
+    reference = model.state_dict()
+    later = {
+        name: t + 0.3 * t.std() * torch.randn_like(t) if t.ndim > 1 else t
+        for name, t in reference.items()
+    }
+    stolen = symmetry.permute(symmetry.add_dummies(later, wiring, kind, 0.25, 1), wiring, 2)
+    stolen = symmetry.rescale(stolen, wiring, 3, 1.0)
+    aligned = align(lab.arrays(stolen), lab.arrays(reference), wiring)
+    for name, tensor in later.items():
+        if tensor.ndim > 1:
+            error = np.linalg.norm(aligned.arrays[name] - tensor.numpy()) / tensor.norm().item()
+            assert error < 0.06, name

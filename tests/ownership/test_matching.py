@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from polo.ownership.matching import Match, MatchedSource, Matching, _log2_arrangements, match
+from polo.ownership.matching import Match, MatchedSource, Matcher, Matching, _log2_arrangements
 from polo.ownership.sources import found_in
 from polo.protocol.carrier import Carrier
 from polo.protocol.layout import Tie
@@ -45,7 +45,7 @@ def found(state: State) -> FoundModel:
 
 def matched(state: State, own: State = OWN, *, content: bool = True) -> Matching:
     checkpoint = checkpoint_of(own)
-    return match(carrier_of(checkpoint), found(state), checkpoint if content else None)
+    return Matcher(found(state)).match(carrier_of(checkpoint), checkpoint if content else None)
 
 
 def names(matching: Matching, own: State = OWN) -> dict[str, str]:
@@ -117,7 +117,7 @@ def test_a_tied_name_will_do() -> None:
         checkpoint.layout.chunk, checkpoint.layout.tensors, (Tie("head", "embed"),)
     )
     carrier = Carrier(layout, ("embed",), 16)
-    matching = match(carrier, found({"head": OWN["embed.weight"]}), None)
+    matching = Matcher(found({"head": OWN["embed.weight"]})).match(carrier, None)
     assert matching.matches == {0: Match("head")}
 
 
@@ -247,7 +247,7 @@ def test_empty_and_scalar_tensors_do_not_stop_it() -> None:
     }
     other = {"x": own["a"], "y": own["b"], "z": own["c"]}
     checkpoint = checkpoint_of(own)
-    matching = match(carrier_of(checkpoint), found(other), checkpoint)
+    matching = Matcher(found(other)).match(carrier_of(checkpoint), checkpoint)
     assert matching.coverage == 1
 
 
@@ -295,5 +295,5 @@ def test_huge_classes_stay_fast(own: State, there: State) -> None:
     """Compared pair by pair these took minutes to hours."""
     checkpoint, model = checkpoint_of(own), found(there)
     start = time.perf_counter()
-    match(carrier_of(checkpoint), model, checkpoint)
+    Matcher(model).match(carrier_of(checkpoint), checkpoint)
     assert time.perf_counter() - start < 20

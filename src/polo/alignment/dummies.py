@@ -110,7 +110,7 @@ def _normalise(frame: Frame, number: int) -> list[tuple[Scaling, Array]]:
         row = [[_exponent(scaling, power.place) for scaling in scalings]]
         wider = np.concatenate([exponents, row])
         if np.linalg.matrix_rank(wider) == len(wider):
-            exponents, logs = wider, np.concatenate([logs, [norms]])
+            exponents, logs = wider, np.concatenate([logs, [np.nan_to_num(norms)]])
     steps = -np.linalg.pinv(exponents) @ logs
     done = [(scaling, np.exp(step)) for scaling, step in zip(scalings, steps, strict=True)]
     for scaling, factors in done:
@@ -121,11 +121,18 @@ def _normalise(frame: Frame, number: int) -> list[tuple[Scaling, Array]]:
 def _steadiest(frame: Frame, scalings: list[Scaling]) -> list[tuple[Power, Array]]:
     """Incoming places and the logs of their norms, those first that are far from zero everywhere.
 
-    A bias may be zero; who divided by it would find no two channels alike.
+    A norm of zero has no log and is NaN. A bias may be zero; who divided by it would find no two
+    channels alike.
     """
     powers = [power for scaling in scalings for power in scaling.powers]
     found = [(power, _log_norms(frame, power)) for power in powers if power.place.role == "in"]
-    return sorted(found, key=lambda pair: float(np.median(pair[1]) - pair[1].min()))
+
+    def unsteadiness(pair: tuple[Power, Array]) -> tuple[int, float]:
+        alive = pair[1][np.isfinite(pair[1])]
+        depth = np.median(alive) - alive.min() if len(alive) else 0.0
+        return len(pair[1]) - len(alive), float(depth)
+
+    return sorted(found, key=unsteadiness)
 
 
 def _exponent(scaling: Scaling, place: Place) -> float:
@@ -138,7 +145,7 @@ def _log_norms(frame: Frame, power: Power) -> Array:
         for slab in _slabs(frame, power.place)
     ]
     squares = np.sum(parts, axis=0)
-    return 0.5 * np.log(np.maximum(squares, _TINY))
+    return np.where(squares > _TINY, 0.5 * np.log(np.maximum(squares, _TINY)), np.nan)
 
 
 def _equal(frame: Frame, number: int) -> Array:

@@ -152,7 +152,7 @@ class Matcher:
             cosines = (found * reference).sum(1) / np.maximum(norms, _TINY)
             total += weight * float(cosines.mean())
             weights += weight
-        return total / weights if weights else 0.0
+        return float(total / weights) if weights else 0.0
 
     def _table(self, child: int, parent: int, *, diagonal: bool = False) -> Array:
         """Scores of a child's channels, for each pair of indices of the parent.

@@ -57,7 +57,8 @@ class Rescaler:
             return None
         logs, width, agreeing = _median_ratio(found, reference)
         variance = (width**2 + 1 / count) / count / power.exponent**2
-        return tuple(part.reshape(shape) for part in (logs / power.exponent, variance, agreeing))  # type: ignore[return-value]
+        logs = logs / power.exponent
+        return logs.reshape(shape), variance.reshape(shape), agreeing.reshape(shape)
 
     def _weights(
         self, frame: Frame, power: Power, parent: int | None, shape: tuple[int, ...]

@@ -1,8 +1,9 @@
 """The command line: `polo`, one file per group of commands.
 
 Exit codes: 0 accepted, claimed, or done; 1 rejected (`verify`), no claim (`identify`), unrelated
-(`compare`) or does not fit (`validate`); 2 could not decide, could not be done, or not understood. The modules here import what is heavy inside the
-commands, so that `polo --help` needs neither numpy nor torch.
+(`compare`) or does not fit (`validate`); 2 could not decide, could not be done, or not understood.
+The modules here import what is heavy inside the commands, so that `polo --help` needs neither numpy
+nor torch.
 """
 
 import io

@@ -88,6 +88,8 @@ def compare(
     *,
     model: Path | None = None,
     trust: Several = None,
+    align: Flag = False,
+    task: str | None = None,
     json: Flag = False,
 ) -> int:
     """Decide which of two chains came first, by containment.
@@ -112,6 +114,11 @@ def compare(
         A model that both claim.
     trust
         Public keys of issuers to trust, besides those in your trust store.
+    align
+        Undo permuted, rescaled and added neurons where marks are not found. Needs torch, scipy, the
+        task, and proofs that kept older checkpoints.
+    task
+        The task for alignment, if it is not the registered one that the terms name.
     json
         Print JSON.
     """
@@ -119,7 +126,15 @@ def compare(
     from polo.ownership import compare as run
 
     with progress_bar() as tell:
-        found = run(first, second, model=model, trust=[TrustStore(), *(trust or [])], listener=tell)
+        found = run(
+            first,
+            second,
+            model=model,
+            trust=[TrustStore(), *(trust or [])],
+            align=align,
+            task=load_task(task) if task else None,
+            listener=tell,
+        )
     if json:
         print_json(found.to_json())
     else:

@@ -48,19 +48,21 @@ class Claimant:
     Args:
         path: The proof folder.
         trusted: Names by public key of the issuers to accept.
+        signed: Whether to check the signatures now; who does not must call `check_signatures`
+            before anything is claimed.
 
     Raises:
         PoloError: The proof cannot be read, or a signature does not hold.
         UntrustedError: The issuer is not among those trusted.
     """
 
-    def __init__(self, path: Path, trusted: Mapping[bytes, str]) -> None:
+    def __init__(self, path: Path, trusted: Mapping[bytes, str], *, signed: bool = True) -> None:
         self.folder = ProofFolder(path)
         self.manifest: Manifest = self.folder.manifest()
         self._signatures = Ed25519Verifier()
         enrolment = self.manifest.enrolment
-        signing.check(enrolment, enrolment.issuer, self._signatures, place="enrolment")
-        signing.check(self.manifest, enrolment.identity, self._signatures, place=MANIFEST_FILE)
+        if signed:
+            self.check_signatures()
         if enrolment.issuer not in trusted:
             raise UntrustedError(
                 f"the terms are signed by {identity_of(enrolment.issuer).hex()[:16]}…, whom you do "
@@ -72,6 +74,12 @@ class Claimant:
         if fault := next(_order(self.manifest), None):
             raise FormatError(f"shard {fault.shard}: {fault.detail}", place=str(path))
         scheme(self.manifest.terms.scheme.name)
+
+    def check_signatures(self) -> None:
+        """Refuse a chain that its issuer or its owner did not sign."""
+        enrolment = self.manifest.enrolment
+        signing.check(enrolment, enrolment.issuer, self._signatures, place="enrolment")
+        signing.check(self.manifest, enrolment.identity, self._signatures, place=MANIFEST_FILE)
 
     @property
     def owner(self) -> str:

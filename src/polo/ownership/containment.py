@@ -24,7 +24,7 @@ from polo.keys import Trust, TrustStore, trusted_keys
 from polo.ownership.claim import Claim, Finding, Tries
 from polo.ownership.claimant import Claimant, DerivedMark
 from polo.ownership.identification import Listener, aligner_for, identify, newest_checkpoint
-from polo.ownership.matching import MatchedSource, match
+from polo.ownership.matching import MatchedSource, Matcher
 from polo.ownership.reading import read_mark
 from polo.ownership.sources import CheckpointSource, floats, found_in
 from polo.protocol.carrier import Carrier
@@ -286,7 +286,7 @@ def _claim_in(
         return replace(blank, marks=read, coverage=1.0)
     found = found_in(checkpoint)
     with newest_checkpoint(owner) as reference:
-        matching = match(owner.carrier, found, reference)
+        matching = Matcher(found).match(owner.carrier, reference)
     source = MatchedSource(found, matching)
     read = tuple(read_mark(owner, mark, source) for mark in marks)
     tries = replace(blank.tries, log2_matchings=matching.log2_choices)
@@ -325,7 +325,7 @@ def _likeness(claimant: Claimant, found: FoundModel) -> float | None:
 
 
 def _cosine(carrier: Carrier, checkpoint: Checkpoint, found: FoundModel) -> float | None:
-    matching = match(carrier, found, checkpoint)
+    matching = Matcher(found).match(carrier, checkpoint)
     source = MatchedSource(found, matching)
     product = own = other = 0.0
     for at in matching.matches:

@@ -10,7 +10,7 @@ from polo.errors import PoloError
 from polo.keys import Trust, TrustStore, trusted_keys
 from polo.ownership.claim import Claim, Finding, Tries
 from polo.ownership.claimant import Claimant
-from polo.ownership.matching import MatchedSource, Matching, match
+from polo.ownership.matching import MatchedSource, Matcher, Matching
 from polo.ownership.reading import read_mark
 from polo.ownership.screen import ETA, Screen, passes
 from polo.protocol.combination import log2_selections
@@ -150,6 +150,8 @@ class _Search:
         self._trusted = trusted
         self._chains = chains
         self._aligner = aligner
+        self._matcher = Matcher(found)
+        self._screening = chains >= SCREEN_FROM and aligner is None
         self.screen: Screen | None = None
 
     def claim(self, proof: Path) -> Claim:
@@ -157,7 +159,9 @@ class _Search:
         blank = Claim(str(proof), tries=Tries(self._chains))
         try:
             with opened(proof) as folder:
-                return self._claim(Claimant(folder, self._trusted), blank)
+                # A chain that the screen rules out claims nothing, whoever signed it.
+                claimant = Claimant(folder, self._trusted, signed=not self._screening)
+                return self._claim(claimant, blank)
         except PoloError as error:
             where = "" if error.place in ("", str(proof)) else f"{error.place}: "
             return replace(blank, problem=f"{where}{error.message}", advice=error.advice)
@@ -167,11 +171,12 @@ class _Search:
     def _claim(self, claimant: Claimant, blank: Claim) -> Claim:
         blank = replace(blank, owner=claimant.owner, issuer=claimant.issuer)
         with newest_checkpoint(claimant) as reference:
-            matching = match(claimant.carrier, self._found, reference)
-        if self._chains >= SCREEN_FROM and not self._aligner and matching.coverage == 1.0:
+            matching = self._matcher.match(claimant.carrier, reference)
+        if self._screening and matching.coverage == 1.0:
             worth, self.screen = passes(claimant, MatchedSource(self._found, matching))
             if not worth:
                 return replace(blank, screened=True, coverage=1.0, how=_how(matching))
+        claimant.check_signatures()
         claim = self._read(claimant, blank, matching)
         if claim.finding is Finding.CLAIM or claim.problem:
             return claim

@@ -6,6 +6,7 @@ the marks, so a matching chosen by it is charged: whatever the choice, it is one
 of assignments, and the combined p-value is corrected for all of them.
 """
 
+import functools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
@@ -28,6 +29,9 @@ SWAPPED = 0.3
 
 MOST_PAIRS = 2**21
 """Pairs of tensors that are compared at most, a tensor as 64 of them; the rest goes by name."""
+
+MOST_KEPT = 256
+"""Samples of found tensors that are kept, 128 KiB each at most."""
 
 _HUGE = 1e30
 
@@ -57,40 +61,46 @@ class Matching:
     log2_choices: float
 
 
-def match(carrier: Carrier, found: FoundModel, reference: Checkpoint | None) -> Matching:
-    """Find the carrier's tensors in a found model.
+class Matcher:
+    """Finds the tensors of claimants in one found model."""
 
-    Args:
-        carrier: The claimant's carrier.
-        found: The found model.
-        reference: The claimant's newest checkpoint, to compare content with; None if it is
-            not here.
-    """
-    shapes = _by_shape(found)
-    named = _by_name(carrier, found, shapes)
-    if reference is None:
-        return _matching(carrier, named, 0, 0.0)
-    likeness = _Likeness(carrier, found, reference)
-    spent = {where.name: at for at, where in named.items()}
-    chosen, told, choices, asked, left = dict(named), 0, 0.0, False, MOST_PAIRS
-    for indices in _classes(carrier).values():
-        own = {at: named[at].name for at in indices if at in named}
-        members = set(indices)
-        fitting = _fitting(carrier.layout.tensors[indices[0]].shape, shapes)
-        candidates = [name for name in fitting if spent.get(name, indices[0]) in members]
-        if not candidates or (len(own) == len(indices) and len(candidates) == 1):
-            continue
-        left -= max(len(indices), len(candidates)) * max(64, min(len(indices), len(candidates)))
-        if left < 0:
-            break
-        asked = True
-        choices += _log2_arrangements(len(indices), len(candidates))
-        better = likeness.assign(indices, candidates, own)
-        if better is not None:
-            chosen = {at: where for at, where in chosen.items() if at not in members} | better
-            told += len(better)
-    # Half of the tries is set aside for going by name alone, the other half for everything else.
-    return _matching(carrier, chosen, told, (1 + choices if told else 1.0) if asked else 0.0)
+    def __init__(self, found: FoundModel) -> None:
+        self._found = found
+        self._shapes = _by_shape(found)
+        self._samples = _Samples(found)
+
+    def match(self, carrier: Carrier, reference: Checkpoint | None) -> Matching:
+        """Find a carrier's tensors.
+
+        Args:
+            carrier: The claimant's carrier.
+            reference: The claimant's newest checkpoint, to compare content with; None if it is
+                not here.
+        """
+        named = _by_name(carrier, self._found, self._shapes)
+        if reference is None:
+            return _matching(carrier, named, 0, 0.0)
+        likeness = _Likeness(carrier, self._samples, reference)
+        spent = {where.name: at for at, where in named.items()}
+        chosen, told, choices, asked, left = dict(named), 0, 0.0, False, MOST_PAIRS
+        for indices in _classes(carrier).values():
+            own = {at: named[at].name for at in indices if at in named}
+            members = set(indices)
+            fitting = _fitting(carrier.layout.tensors[indices[0]].shape, self._shapes)
+            candidates = [name for name in fitting if spent.get(name, indices[0]) in members]
+            if not candidates or (len(own) == len(indices) and len(candidates) == 1):
+                continue
+            left -= max(len(indices), len(candidates)) * max(64, min(len(indices), len(candidates)))
+            if left < 0:
+                break
+            asked = True
+            choices += _log2_arrangements(len(indices), len(candidates))
+            better = likeness.assign(indices, candidates, own)
+            if better is not None:
+                chosen = {at: where for at, where in chosen.items() if at not in members} | better
+                told += len(better)
+        # Half of the tries is set aside for going by name alone, the other half for the rest.
+        return _matching(carrier, chosen, told, (1 + choices if told else 1.0) if asked else 0.0)
 
 
 class MatchedSource:
@@ -186,10 +196,26 @@ def _classes(carrier: Carrier) -> dict[tuple[int, ...], list[int]]:
     return classes
 
 
+class _Samples:
+    """The beginnings of found tensors, at length one; kept for the next claimant."""
+
+    def __init__(self, found: FoundModel) -> None:
+        self._found = found
+        self.unit = functools.lru_cache(MOST_KEPT)(self._unit)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._found.tensors[name].shape
+
+    def _unit(self, name: str, size: int, turned: bool) -> Values:
+        if turned:
+            return _unit(self._found.values(name).T.reshape(-1)[:size])
+        return _unit(self._found.read(name, 0, size))
+
+
 class _Likeness:
     """Cosines between the claimant's tensors and found ones."""
 
-    def __init__(self, carrier: Carrier, found: FoundModel, reference: Checkpoint) -> None:
+    def __init__(self, carrier: Carrier, found: _Samples, reference: Checkpoint) -> None:
         self._tensors = carrier.layout.tensors
         self._found = found
         self._reference = reference
@@ -222,26 +248,18 @@ class _Likeness:
     def _table(self, indices: list[int], candidates: list[str], *, turned: bool) -> Values:
         """Cosines by tensor and candidate; −1 where the shape does not fit this way round."""
         size = min(self._tensors[indices[0]].elements, max(LEAST_SAMPLE, SAMPLE // len(indices)))
-        own = np.stack([_unit(self._own(at, size)) for at in indices])
+        own = np.stack([_unit(floats(self._reference, at, 0, size)) for at in indices])
         table = np.full((len(indices), len(candidates)), -1.0)
         for column, name in enumerate(candidates):
-            shape = self._found.tensors[name].shape
+            shape = self._found.shape(name)
             rows = [
                 row
                 for row, at in enumerate(indices)
                 if self._tensors[at].shape == (shape[::-1] if turned else shape)
             ]
             if rows and not (turned and len(shape) != 2):
-                table[rows, column] = own[rows] @ _unit(self._theirs(name, size, turned))
+                table[rows, column] = own[rows] @ self._found.unit(name, size, turned)
         return table
-
-    def _own(self, at: int, size: int) -> Values:
-        return floats(self._reference, at, 0, size)
-
-    def _theirs(self, name: str, size: int, turned: bool) -> Values:
-        if turned:
-            return self._found.values(name).T.reshape(-1)[:size]
-        return self._found.read(name, 0, size)
 
 
 def _likeliest(scores: Values) -> list[tuple[int, int]]:

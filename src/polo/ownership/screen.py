@@ -1,6 +1,6 @@
 """A quick look at a few bits of many chains, to read only the promising ones in full.
 
-A chain's marks each read alike if they are there at all, so a thousand bits tell a marked model
+A chain's marks each read alike if they are there at all, so some hundred bits tell a marked model
 from an unmarked one. The screen's power is computed, not hoped for: `Screen.power` is the chance
 that a chain whose marks read at a given rate gets through.
 """
@@ -15,8 +15,8 @@ from polo.ownership.claimant import Claimant
 from polo.ownership.reading import read_mark
 from polo.ownership.sources import WeightSource
 
-MARKS = 8
-BITS = 1024
+MARKS = 6
+BITS = 768
 ETA = 0.62
 """Per-mark detection rate at which the screen must let a chain through."""
 

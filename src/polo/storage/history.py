@@ -1,5 +1,6 @@
 """The stored checkpoints of a proof, newest to oldest, deltas undone on the way."""
 
+import contextlib
 import tempfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -41,8 +42,9 @@ def checkpoints(
         damaged: Files to leave out, and with them the deltas that lead from them.
     """
     listed = {file.path for file in manifest.files}
-    with tempfile.TemporaryDirectory(prefix="polo-") as temporary:
+    with contextlib.ExitStack() as stack:
         newer: FileCheckpoint | None = None
+        temporary: Path | None = None
         newest = True
         try:
             for number in stored(manifest):
@@ -54,7 +56,8 @@ def checkpoints(
                 elif whole not in listed and packed not in damaged and newest:
                     raise FormatError("there is no newer checkpoint it leads from", place=packed)
                 elif whole not in listed and packed not in damaged and newer:
-                    unpacked = Path(temporary) / "unpacked.safetensors"
+                    temporary = temporary or Path(stack.enter_context(_folder()))
+                    unpacked = temporary / "unpacked.safetensors"
                     with unpacked.open("wb") as file:
                         delta.apply_delta(folder.file(packed), newer, file.write, place=packed)
                     opened = FileCheckpoint.canonical(unpacked, layout)
@@ -67,3 +70,7 @@ def checkpoints(
         finally:
             if newer:
                 newer.close()
+
+
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="polo-")
