@@ -38,8 +38,8 @@ def test_it_is_the_strictest_screen_of_its_power(bits: int) -> None:
 
 def test_the_usual_screen_lets_few_strangers_through() -> None:
     usual = screen_of(BITS)
-    assert usual.false_pass == usual.power(0.5) < 1e-4
-    assert usual.power(0.7) > 1 - 1e-9
+    assert usual.false_pass == usual.power(0.5) < 2e-3
+    assert usual.power(0.7) > 1 - 1e-8
 
 
 def test_simulation_agrees_with_the_figures() -> None:
@@ -75,7 +75,7 @@ def test_a_chain_that_reads_at_a_rate_gets_through_as_it_should(
     assert least <= np.mean(through) <= most
 
 
-def test_it_reads_a_thousand_bits_of_eight_marks(
+def test_it_reads_a_few_bits_of_a_few_marks(
     chain: Any, stranger: torch.nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = []
@@ -88,7 +88,7 @@ def test_it_reads_a_thousand_bits_of_eight_marks(
     monkeypatch.setattr(screen, "read_mark", spy)
     worth, looked = passes(chain, CheckpointSource(checkpoint_of(stranger)))
     assert not worth
-    assert looked == screen_of(1024)
+    assert looked == screen_of(BITS)
     assert len(read) == MARKS
     assert read[-1][0] == 20
     assert {groups for _, groups in read} == {4}
@@ -128,7 +128,7 @@ def test_a_dense_key_is_screened_whole(
     )
     worth, looked = passes(desk.claimant(path), CheckpointSource(checkpoint_of(stranger)))
     assert not worth
-    assert looked.bits == 8 * 256
+    assert looked.bits == MARKS * 256
 
 
 def test_one_mark_that_survived_alone_gets_through(
@@ -185,7 +185,7 @@ def test_below_a_handful_of_chains_nothing_is_screened(
     assert result.screen is None
     assert not any(claim.screened for claim in result.claims)
     screened = look(owner.state, *idle)
-    assert screened.screen == screen_of(1024)
+    assert screened.screen == screen_of(BITS)
     assert sum(claim.screened for claim in screened.claims) == 3
     assert screened.to_json()["screen"]["least_matches"] == screened.screen.least
 

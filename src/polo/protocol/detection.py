@@ -76,9 +76,19 @@ class Reading:
         found = self.log2_p
         if abs(found - log2_p) > _DOUBT:
             return found < log2_p
-        # So close that rounding could decide: count the cases in integers.
+        if 2 * self.matches == self.bits + 1:
+            return log2_p >= -1  # Exactly half of all cases.
+        # So close that rounding could decide: count the cases in integers, as far as it takes.
+        limit = 1 << (self.bits + log2_p)
         cases = case = math.comb(self.bits, self.matches)
         for k in range(self.matches, self.bits):
+            if cases > limit:
+                return False
+            if (
+                2 * k >= self.bits
+                and cases + case * (self.bits - k) // (2 * k + 1 - self.bits) < limit
+            ):
+                return True
             case = case * (self.bits - k) // (k + 1)
             cases += case
-        return cases <= 1 << (self.bits + log2_p)
+        return cases <= limit
