@@ -50,7 +50,7 @@ class Aligner:
             marks, numbers = self._marks(claimant, found)
         except PoloError as error:
             hint = error.advice or "Give a proof that kept older checkpoints."
-            return replace(twice, how=f"{claim.how}; not aligned: {error}", advice=hint)
+            return replace(claim, how=f"{claim.how}; not aligned: {error}", advice=hint)
         how = f"aligned to W_{', W_'.join(map(str, numbers))}"
         aligned = replace(
             twice,

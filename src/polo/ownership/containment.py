@@ -230,9 +230,11 @@ def _by_descent(
         if Finding.UNDECIDED in (claim.finding for claim in in_model):
             reason = "one chain's marks are in the model, and the other's could not be read"
             return Order.UNDECIDED, reason, "Ask both for the verifier's bundle."
-        aligned = any(claim.tries.readings > 1 for claim in in_model)
-        advice = "" if aligned else "The other's marks may be there, permuted: try --align."
-        return order, f"{apart}, and only its marks are in the model", advice
+        if in_model[1 if standing[0] else 0].tries.readings == 1:
+            # To be absent is what a thief's permuted copy makes the owner's marks look like.
+            reason = "one chain's marks are in the model; the other's are not, as it stands"
+            return Order.UNDECIDED, reason, "They may be there, permuted or rescaled: add --align."
+        return order, f"{apart}, and only its marks are in the model, aligned or not", ""
     both = f"the model carries both chains' marks, though {apart}"
     for order, own, other in ((Order.FIRST, 0, 1), (Order.SECOND, 1, 0)):
         mine, theirs = likeness[own], likeness[other]
