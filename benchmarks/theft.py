@@ -127,8 +127,9 @@ class _Dressed(torch.nn.Module):
     def __init__(self, model: torch.nn.Module, state: State) -> None:
         super().__init__()
         self._model = model
+        device = next(model.parameters()).device
         self._other = {
-            name: value.float() if value.is_floating_point() else value
+            name: (value.float() if value.is_floating_point() else value).to(device)
             for name, value in state.items()
         }
 
@@ -155,7 +156,12 @@ def write(stolen: Stolen, path: Path) -> Path:
 
 
 def _state(owned: Owned) -> State:
-    return owned.model.state_dict()
+    return state_of(owned.model)
+
+
+def state_of(model: torch.nn.Module) -> State:
+    """A model's tensors, wherever it was trained, as a file would hold them."""
+    return {name: value.detach().cpu() for name, value in model.state_dict().items()}
 
 
 def _tuned(owned: Owned, epochs: int, rate: float) -> torch.nn.Module:
@@ -163,11 +169,11 @@ def _tuned(owned: Owned, epochs: int, rate: float) -> torch.nn.Module:
 
 
 def _tuned_little(owned: Owned) -> Stolen:
-    return Stolen(_tuned(owned, 1, LITTLE * RATE).state_dict())
+    return Stolen(state_of(_tuned(owned, 1, LITTLE * RATE)))
 
 
 def _tuned_long(owned: Owned) -> Stolen:
-    return Stolen(_tuned(owned, max(1, owned.epochs // 5), RATE).state_dict())
+    return Stolen(state_of(_tuned(owned, max(1, owned.epochs // 5), RATE)))
 
 
 def _tuned_elsewhere(owned: Owned) -> Stolen:
@@ -177,14 +183,14 @@ def _tuned_elsewhere(owned: Owned) -> Stolen:
 
     def train_epoch(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         model.train()
-        for batch in torch.randperm(len(labels)).split(BATCH):
+        for batch in torch.randperm(len(labels), device=labels.device).split(BATCH):
             optimizer.zero_grad()
             functional.cross_entropy(model(mirrored[batch]), labels[batch]).backward()
             optimizer.step()
 
     epochs = max(1, owned.epochs // 5)
     tuned = finetune(owned.model, train_epoch, epochs=epochs, learning_rate=RATE)
-    return Stolen(tuned.state_dict())
+    return Stolen(state_of(tuned))
 
 
 def _gguf(owned: Owned) -> Stolen:
@@ -204,14 +210,14 @@ def _read_back(owned: Owned, path: Path) -> State:
 def _mean(owned: Owned) -> Stolen:
     options = {"copies": COPIES, "epochs": 1}
     merged = mean_of_finetuned(owned.model, owned.task.train_epoch, learning_rate=RATE, **options)
-    return Stolen(merged.state_dict())
+    return Stolen(state_of(merged))
 
 
 def _moving(owned: Owned) -> Stolen:
     merged = average_while_finetuning(
         owned.model, owned.task.train_epoch, epochs=COPIES, learning_rate=RATE, decay=0.5
     )
-    return Stolen(merged.state_dict())
+    return Stolen(state_of(merged))
 
 
 def _disguised(owned: Owned) -> Stolen:
@@ -236,7 +242,7 @@ def _overwritten(owned: Owned) -> Stolen:
         learning_rate=RATE,
         bits=owned.bits,
     )
-    return Stolen(done.model.state_dict(), proof=done.proof.path)
+    return Stolen(state_of(done.model), proof=done.proof.path)
 
 
 def _manipulated(owned: Owned) -> Stolen:
@@ -249,7 +255,7 @@ def _manipulated(owned: Owned) -> Stolen:
         shards=max(1, round(OVERWRITING * owned.epochs)),
         bits=owned.bits,
     )
-    return Stolen(model.state_dict(), proof=store)
+    return Stolen(state_of(model), proof=store)
 
 
 def _quickstart(owned: Owned) -> Stolen:
