@@ -144,11 +144,10 @@ def power(stage: Stage, trials: int) -> Iterator[Figure]:
     through, asked, rates = 0, screen.screen_of(screen.BITS), []
     for proof in proofs:
         claimant = Claimant(proof, stage.trusted)
-        marks = [claimant.mark(shard) for shard in screen.sampled(claimant.shards)]
-        groups = screen.BITS // screen.MARKS // marks[0].mark.group_bits
+        chosen = screen.sample(claimant)
         for _ in range(trials):
-            rates.append(weak.press(claimant, marks, groups))
-            worth, asked = screen.passes(claimant, weak.source)
+            rates.append(weak.press(claimant, chosen))
+            worth, asked = screen.passes(claimant, weak.source, chosen)
             through += worth
             weak.restore()
     yield amount_of(
@@ -178,7 +177,7 @@ def weak_owner(stage: Stage, folder: Path) -> Figure:
     claimant = Claimant(proof, stage.trusted)
     marks, _ = claimant.marks()
     for mark in marks:
-        weak.press(claimant, [mark], mark.mark.groups)
+        weak.press(claimant, [(mark, list(range(mark.mark.groups)))])
     found = save(weak.checkpoint(), folder / "weak.safetensors")
     result = identify(found, [*others, proof], trust=stage.trust)
     claim = next(claim for claim in result.claims if claim.proof == str(proof))

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks import table
+from polo.protocol.combination import GRINDING_BITS
 
 Row = Mapping[str, Any]
 
@@ -31,8 +32,9 @@ def sections(recorded: Mapping[str, Any]) -> Iterator[str]:
         "`polo_lab.attacks`. *Moved* is the norm of what the attack changed in the weights, "
         "relative to theirs. η is the part of a mark's bits that read right: the mean is over all "
         "marks and models, the worst is one mark of one model. log2 p combines all marks of the "
-        "chain, with 2^48 tries granted for each; the weakest of the models is shown. The owner is "
-        f"named where it is {settings['claim']} or below."
+        f"chain, with 2^{GRINDING_BITS} tries granted for each; of the models the weakest is "
+        "shown. "
+        f"The owner is named where it is {settings['claim']} or below."
     )
     for subject in dict.fromkeys(row["subject"] for row in rows):
         yield from _subject([row for row in rows if row["subject"] == subject])

@@ -1,12 +1,11 @@
 """Weights whose marks read at a chosen rate: each bit is pressed right, or wrong, by chance."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 
 from polo.embedding.finishing import correct
-from polo.ownership.claimant import Claimant, DerivedMark
+from polo.ownership.claimant import Claimant
+from polo.ownership.screen import Sample
 from polo.ownership.sources import ArraySource
 from polo.protocol.carrier import Carrier
 from polo.watermark.mark import Mark
@@ -39,13 +38,13 @@ class Weakened:
         """The weights as they are now."""
         return checkpoint_of(self._state)
 
-    def press(self, claimant: Claimant, marks: Sequence[DerivedMark], groups: int) -> float:
-        """Press the first groups of some marks, in closed form.
+    def press(self, claimant: Claimant, chosen: Sample) -> float:
+        """Press some groups of some marks, in closed form.
 
         Returns:
             Part of the bits that the weights hold right afterwards.
         """
-        places = [(m.mark, group) for m in marks for group in range(min(groups, m.mark.groups))]
+        places = [(derived.mark, group) for derived, groups in chosen for group in groups]
         signs = np.stack([mark.signs(group) for mark, group in places]).astype(np.float64)
         bits = np.stack([mark.bits[group] for mark, group in places])
         right = self._random.random(bits.shape) < self._rate

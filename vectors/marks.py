@@ -191,7 +191,7 @@ def _chain(marks: list[tuple[int, int, bool]], tries: int) -> Json:
     """The combined chance in sixty decimal digits, rounded to six."""
     with decimal.localcontext(prec=60):
         chances = [
-            min(Decimal(1), Decimal(tail(bits, matches)) * 2 ** (0 if live else 48) / 2**bits)
+            min(Decimal(1), Decimal(tail(bits, matches)) * 2 ** (0 if live else 64) / 2**bits)
             for bits, matches, live in marks
             if bits
         ]

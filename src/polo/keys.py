@@ -53,6 +53,10 @@ class Identity:
         except StoreError as error:
             error.advice = "A lost key cannot be replaced; see Keys in docs/threat-model.md."
             raise
+        if b"PUBLIC KEY" in data:
+            raise SignatureError(
+                "this is a public key", place=str(path), advice="Give the .key file beside it."
+            )
         if passphrase is None and b"ENCRYPTED" in data:
             passphrase = os.environ.get("POLO_PASSPHRASE", "").encode() or None
         try:

@@ -28,7 +28,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
     def command(line: str) -> tuple[int, str]:
         capsys.readouterr()
-        code = cli.run(line.split())
+        code = cli.run(line.split(" "))
         output = capsys.readouterr()
         assert "Traceback" not in output.err
         return code, " ".join((output.out + output.err).split())
@@ -127,7 +127,13 @@ MISTAKES = {
     "disclose proof --shards 1 --out b.polo": "--to is missing",
     "disclose proof --shards 4 --to Bob --out b.polo": "there is no shard 4",
     "disclose proof --shards 0 --to Bob --out b.polo": "there is no shard 0",
-    "disclose proof --shards 3-2 --to Bob --out b.polo": "there is no shard 3-2",
+    "disclose proof --shards 3-2 --to Bob --out b.polo": "the range 3-2 runs backwards",
+    "disclose proof --shards 9-2 --to Bob --out b.polo": "there is no shard 9-2",
+    "disclose proof --shards 1 --to  --out b.polo": "say who gets it",
+    "disclose proof --shards 1 --to Bob --out nosuch/q.polo": "no such folder",
+    "export proof --as public --out nosuch/q.polo": "no such folder",
+    "verify proof --report nosuch/x.html": "in a folder that does not exist",
+    "verify proof --report proof.d": "is a folder",
     "disclose proof --shards 1;2 --to Bob --out b.polo": "is no shard",
     "disclose proof --shards , --to Bob --out b.polo": "is no shard",
     "disclose proof --shards 1 --to Bob --out bob.tar": "--out bob.tar.polo",
@@ -157,6 +163,7 @@ def test_mistakes_say_what_to_do(run: Run, line: str) -> None:
     Path("zipped.polo").write_bytes(b"PK\x03\x04" + bytes(1000))
     run("export proof --as public --out good.polo")
     Path("cut.polo").write_bytes(Path("good.polo").read_bytes()[:3000])
+    Path("proof.d").mkdir()
     before = sorted(Path().iterdir())
     code, said = run(line)
     assert code == (1 if line == "verify cut.polo" else 2)
@@ -189,7 +196,6 @@ def test_shards_that_are_none(text: str) -> None:
         parse_shards(text, 50)
     with pytest.raises(PoloError):
         parse_shards("last", 0)
-
 
 
 def test_a_buyer_checks_the_model_they_got(run: Run) -> None:

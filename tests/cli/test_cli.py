@@ -4,8 +4,10 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -271,3 +273,57 @@ def test_mutations_through_the_command_line(
         assert "REJECTED" in done.stdout, what
         assert "Traceback" not in done.stderr, what
         path.write_bytes(original)
+
+
+SLOW = """
+import time
+from pathlib import Path
+from torch import nn
+
+
+class Tiny:
+    name, version, metric, floor = "tiny", 1, "accuracy", (0.15,)
+
+    def build_model(self):
+        return nn.Sequential(
+            nn.Linear(16, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(),
+            nn.Linear(64, 4),
+        )
+
+    def evaluate(self, model):
+        Path("begun").touch()
+        time.sleep(100)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_whoever_is_told_to_end_cleans_up(
+    tmp_path: Path, make_proof: Callable[..., Any], issuer_file: Path, number: int
+) -> None:
+    """A real process, ended while the nonces of a bundle are unpacked."""
+    make_proof(epochs=1)
+    bundle, unpacked = tmp_path / "all.polo", tmp_path / "temporary"
+    assert run("export", tmp_path / "proof", "--as", "verifier", "--to", "x", "--out", bundle) == 0
+    (tmp_path / "slow_shop.py").write_text(SLOW)
+    unpacked.mkdir()
+    command = [sys.executable, "-m", "polo", "verify", bundle, "--trust", issuer_file]
+    with subprocess.Popen(
+        [*map(str, command), "--task", "slow_shop:Tiny"],
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(unpacked)},
+        stderr=subprocess.PIPE,
+    ) as process:
+        try:
+            for _ in range(600):
+                if (tmp_path / "begun").exists() or process.poll() is not None:
+                    break
+                time.sleep(0.1)
+            assert list(unpacked.glob("polo-*/nonces/*")), "it was to be in the middle of it"
+            process.send_signal(number)
+            _, said = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 128 + number, said
+    assert said == b"polo: ended by a signal\n"
+    assert not list(unpacked.iterdir())

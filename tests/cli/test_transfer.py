@@ -230,3 +230,35 @@ def test_a_protected_key(bought: Any, bob: polo.Identity, monkeypatch: pytest.Mo
     assert run(*REQUEST) == 2
     monkeypatch.setenv("POLO_PASSPHRASE", "correct horse")
     assert run(*REQUEST, "--passphrase") == 0
+
+
+def test_a_request_from_a_public_bundle_says_what_is_left_to_do(
+    bought: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("export", "alice-proof", "--as", "public", "--out", "pub.polo") == 0
+    capsys.readouterr()
+    assert run(*("pub.polo" if part == "alice-proof" else part for part in REQUEST)) == 0
+    said = capsys.readouterr().out
+    assert "--proof pub.polo" not in said
+    assert "pub.polo shows no mark" in said
+
+
+def test_a_link_in_the_place_of_a_request(bought: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("t.json").symlink_to("nowhere")
+    fails(capsys, "exists already", *REQUEST)
+    assert not Path("nowhere").exists()
+
+
+def test_swapped_arguments(bought: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*REQUEST) == 0
+    sign = split("transfer sign alice-proof --proof t.json --key alice.key")
+    fails(capsys, "polo transfer sign TRANSFER.json --proof PROOF", *sign)
+    complete = split("transfer complete t.json bob-proof --from alice-proof --key bob.key")
+    fails(capsys, "polo transfer complete PROOF TRANSFER.json", *complete)
+
+
+def test_a_public_key_for_a_private_one(bought: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    fails(capsys, "Give the .key file", *(p.replace("bob.key", "bob.pub") for p in REQUEST))
+    order = split("enrol --task transfer_shop:Tiny --identity bob.pub --issuer issuer.pub --out e")
+    fails(capsys, "Give the .key file", *order, "--bits", "128")
+    assert not Path("e").exists()

@@ -174,7 +174,7 @@ def test_a_reference_made_of_later_marks_claims_nothing(
     """With every older checkpoint as reference, this claimed a stranger's model at 2^−180."""
     path = evil_chain(tmp_path / "evil", plain_task, desk, kit, live=live, hide=hide)
     claim = search(strangers[0], path)
-    assert claim.finding is Finding.NO_CLAIM
+    assert claim.finding is not Finding.CLAIM
     assert claim.log2_p > -20
 
 
@@ -220,8 +220,8 @@ def test_a_checkpoint_that_is_not_the_committed_one_is_no_reference(
     files = tuple(file if f.path == file.path else f for f in manifest.files)
     kit.sign_again(path, owned.key, replace(manifest, files=files))
     claim = search(disguised(owned.state, 3), path)
-    assert claim.finding is Finding.NO_CLAIM
-    assert "checkpoint 0 is not the one that the chain commits to" in claim.how
+    assert claim.finding is Finding.UNDECIDED
+    assert "checkpoint 0 is not the one that the chain commits to" in claim.problem
 
 
 def test_a_proof_without_older_checkpoints_says_so(
@@ -234,8 +234,8 @@ def test_a_proof_without_older_checkpoints_says_so(
     files = tuple(file for file in manifest.files if file.path not in gone)
     kit.sign_again(path, owned.key, replace(manifest, files=files))
     claim = search(disguised(owned.state, 3), path)
-    assert claim.finding is Finding.NO_CLAIM
-    assert "no older checkpoint is here" in claim.how
+    assert claim.finding is Finding.UNDECIDED
+    assert "no older checkpoint is here" in claim.problem
     assert claim.advice
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ def claim_of(*marks: tuple[int, int], live: bool = False, **fields: Any) -> Clai
 
 
 FOUND = claim_of((256, 250), (256, 256))
+OTHER = replace(FOUND, owner="cd" * 32)
 NOTHING = claim_of((256, 130), (256, 120))
 TOO_FEW = claim_of((100, 100), coverage=0.2)
 BROKEN = Claim("proof", problem="it is torn")
@@ -84,18 +86,18 @@ def test_the_threshold_is_two_to_the_minus_sixty_four() -> None:
     needed = next(m for m in range(257) if Reading(256, m).log2_p <= -64)
     assert claim_of((256, needed), live=True).finding is Finding.CLAIM
     assert claim_of((256, needed - 1), live=True).finding is Finding.NO_CLAIM
-    # Offline the same takes 2^-112, and two chains that were tried a bit more.
-    offline = next(m for m in range(257) if Reading(256, m).log2_p <= -112)
+    # Offline the same takes 2^-128, and two chains that were tried a bit more.
+    offline = next(m for m in range(257) if Reading(256, m).log2_p <= -128)
     assert claim_of((256, offline)).finding is Finding.CLAIM
     assert claim_of((256, offline - 1)).finding is Finding.NO_CLAIM
 
 
 def test_what_the_bits_could_reach_tells_no_claim_from_undecided() -> None:
-    """112 perfect offline bits are 2^-64; with one fewer nobody could tell."""
-    assert claim_of((112, 112)).finding is Finding.CLAIM
-    assert claim_of((112, 60)).finding is Finding.NO_CLAIM
-    assert claim_of((111, 60)).finding is Finding.UNDECIDED
-    assert claim_of((112, 60), tries=Tries(2)).finding is Finding.UNDECIDED
+    """128 perfect offline bits are 2^-64; with one fewer nobody could tell."""
+    assert claim_of((128, 128)).finding is Finding.CLAIM
+    assert claim_of((128, 66)).finding is Finding.NO_CLAIM
+    assert claim_of((127, 66)).finding is Finding.UNDECIDED
+    assert claim_of((128, 66), tries=Tries(2)).finding is Finding.UNDECIDED
     assert claim_of((0, 0), (0, 0)).finding is Finding.UNDECIDED
     assert claim_of((0, 0)).eta == 0.5
 
@@ -116,7 +118,8 @@ def identification(*claims: Claim) -> Identification:
         ((), Finding.UNDECIDED, "COULD NOT DECIDE: no proof was given"),
         ((FOUND,), Finding.CLAIM, "CLAIM STANDS: abab"),
         ((FOUND, BROKEN, NOTHING), Finding.CLAIM, "CLAIM STANDS: abab"),
-        ((FOUND, FOUND, NOTHING), Finding.CLAIM, "2 of 3 claims stand; polo compare"),
+        ((FOUND, OTHER, NOTHING), Finding.CLAIM, "2 of 3 claims stand; polo compare"),
+        ((FOUND, FOUND, NOTHING), Finding.CLAIM, "CLAIM STANDS: abab"),
         ((NOTHING,), Finding.NO_CLAIM, "NO CLAIM: abab"),
         ((NOTHING, SCREENED), Finding.NO_CLAIM, "none of 2 chains is in this model"),
         ((NOTHING, BROKEN), Finding.UNDECIDED, "it is torn"),

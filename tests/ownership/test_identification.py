@@ -247,7 +247,7 @@ def test_a_live_chain_names_its_owner(
     claim = ownership.identify(found, [made.path], trust=issuer.public_key).claims[0]
     assert claim.finding is Finding.CLAIM
     assert {mark.live for mark in claim.marks} == {True}
-    # Offline the same readings would be granted 2^48 tries each, and say nothing.
+    # Offline the same readings would be granted 2^64 tries each, and say nothing.
     assert claim.log2_p < -100
 
 

@@ -107,8 +107,24 @@ def test_the_full_name_counts_for_more_than_an_end() -> None:
 
 
 def test_a_name_with_another_shape_is_no_match() -> None:
-    resized = {name: value.reshape(-1) for name, value in OWN.items()}
+    resized = {name: value[..., :-1].copy() for name, value in OWN.items()}
     assert matched(resized).matches == {}
+    turned = {name: np.ascontiguousarray(value.T) for name, value in OWN.items()}
+    assert not any(
+        turned[match.name].shape != OWN[match.name].shape
+        for match in matched(turned, content=False).matches.values()
+    )
+
+
+def test_a_name_with_the_same_weights_in_another_shape_will_do() -> None:
+    """Flattened, or with axes of length one: the order of the weights is the same."""
+    for reshaped in (
+        {name: value.reshape(-1) for name, value in OWN.items()},
+        {name: value[None, ..., None] for name, value in OWN.items()},
+    ):
+        matching = matched(reshaped)
+        assert matching.coverage == 1.0
+        assert matching.matches == matched(OWN).matches
 
 
 def test_a_tied_name_will_do() -> None:

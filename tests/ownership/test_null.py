@@ -281,7 +281,7 @@ def test_chains_of_live_marks_are_at_chance(readings: list[list[ReadMark]], leng
 
 
 def test_chains_of_offline_marks_are_far_below_chance(readings: list[list[ReadMark]]) -> None:
-    """2^48 tries are granted, and here none were used."""
+    """2^64 tries are granted, and here none were used."""
     granted = [ReadMark(m.shard, m.reading, False) for chain in readings for m in chain]
     assert {combine(chain) for chain in cut([granted], 8)} == {0.0}
     assert refuses(check_not_wasteful, [combine(chain) for chain in cut([granted], 8)])

@@ -98,3 +98,37 @@ def test_a_kill_in_the_middle_leaves_the_old_file(
     path.write_bytes(b"old")
     in_child(KILL, path, bare=True)
     assert path.read_bytes() == b"old"
+
+
+@pytest.mark.parametrize("unguessable", [True, False])
+def test_a_link_in_the_way_is_not_followed(tmp_path: Path, unguessable: bool) -> None:
+    precious = tmp_path / "precious.txt"
+    precious.write_text("precious")
+    link = tmp_path / ("file" + atomic.TEMPORARY)
+    link.symlink_to(precious)
+    atomic.write(tmp_path / "file", b"new", unguessable=unguessable)
+    assert precious.read_text() == "precious"
+    assert (tmp_path / "file").read_bytes() == b"new"
+    assert not (tmp_path / "file").is_symlink()
+    assert link.is_symlink() == unguessable, "an unguessable name does not even touch it"
+
+
+@pytest.mark.parametrize("unguessable", [True, False])
+def test_nobody_else_can_read_it_from_the_first_byte_on(tmp_path: Path, unguessable: bool) -> None:
+    (tmp_path / ("file" + atomic.TEMPORARY)).write_bytes(b"left over, and open to all")
+    before = os.umask(0)
+    try:
+        with atomic.replacing(tmp_path / "file", mode=0o600, unguessable=unguessable) as file:
+            assert os.fstat(file.fileno()).st_mode & 0o777 == 0o600
+    finally:
+        os.umask(before)
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600
+
+
+def test_unguessable_names_differ_and_leave_nothing(tmp_path: Path) -> None:
+    seen = set()
+    for _ in range(3):
+        with atomic.replacing(tmp_path / "file", unguessable=True):
+            seen |= {path.name for path in tmp_path.iterdir()} - {"file"}
+    assert len(seen) == 3
+    assert os.listdir(tmp_path) == ["file"]

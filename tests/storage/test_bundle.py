@@ -335,3 +335,87 @@ def test_another_transfer_than_the_signed_one(bought: Any, tmp_path: Path) -> No
     (bought.path / "transfer.json").write_bytes(handed)
     with pytest.raises(FormatError, match="not the transfer that was signed"):
         write_bundle(ProofFolder(bought.path), tmp_path / "b.polo", PUBLIC)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_link_laid_in_the_way_of_a_bundle_is_not_followed(tmp_path: Path, kind: str) -> None:
+    precious = tmp_path / "precious.txt"
+    precious.write_text("precious")
+    (tmp_path / "x.polo.partial").symlink_to(precious)
+    write(tmp_path / "x.polo", KINDS[kind])
+    assert precious.read_text() == "precious"
+    assert sorted(os.listdir(tmp_path)) == ["precious.txt", "x.polo", "x.polo.partial"]
+
+
+def test_no_folder_is_made_for_a_bundle(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="no such folder"):
+        write(tmp_path / "nosuch" / "q.polo", PUBLIC)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_interrupt_after_the_bundle_has_its_name_keeps_the_note(
+    make_proof: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make_proof(epochs=2)
+    out, real = tmp_path / "b.polo", os.replace
+
+    def replace_and_stop(source: Path, target: Path) -> None:
+        real(source, target)
+        if Path(target) == out:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", replace_and_stop)
+    with pytest.raises(KeyboardInterrupt):
+        disclosures.hand_out(ProofFolder(made.path), out, Bundle("buyer", (2,)), "Bob")
+    assert out.exists()
+    assert [entry.to for entry in disclosures.disclosures(made.path)] == ["Bob"]
+    assert disclosures.secret_marks(made.path, 2) == [1]
+
+
+def test_an_interrupt_before_that_notes_nothing(
+    make_proof: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make_proof(epochs=2)
+    out, real = tmp_path / "b.polo", os.replace
+
+    def stop(source: Path, target: Path) -> None:
+        if Path(target) == out:
+            raise KeyboardInterrupt
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", stop)
+    with pytest.raises(KeyboardInterrupt):
+        disclosures.hand_out(ProofFolder(made.path), out, Bundle("buyer", (2,)), "Bob")
+    assert not list(tmp_path.glob("*.polo*")) + list(tmp_path.glob(".polo-*"))
+    assert disclosures.disclosures(made.path) == ()
+
+
+def test_the_list_goes_with_the_proof_and_not_with_its_name(
+    make_proof: Callable[..., Any], tmp_path: Path
+) -> None:
+    made = make_proof(epochs=2)
+    (tmp_path / "alias").symlink_to("proof")
+    alias = ProofFolder(tmp_path / "alias")
+    disclosures.hand_out(alias, tmp_path / "b.polo", Bundle("buyer", (2,)), "Bob")
+    assert disclosures.secret_marks(made.path, 2) == [1]
+    assert not (tmp_path / "alias.state").exists()
+
+
+@pytest.mark.parametrize("name", ["", "  ", "two\nlines", "x" * 257])
+def test_names_that_are_none(tmp_path: Path, name: str) -> None:
+    write(tmp_path / "a.polo", BUYER)
+    read_bundle(tmp_path / "a.polo", tmp_path / "part")
+    with pytest.raises(StoreError, match="say who gets it") as caught:
+        disclosures.hand_out(ProofFolder(tmp_path / "part"), tmp_path / "b.polo", BUYER, name)
+    assert "\\" not in str(caught.value)
+    assert not (tmp_path / "part.state").exists()
+
+
+def test_errors_speak_of_the_bundle(tmp_path: Path) -> None:
+    path = tmp_path / "a.polo"
+    write(path, BUYER)
+    with pytest.raises(StoreError) as caught, opened(path) as folder:
+        raise StoreError(f"look at {folder}", place=f"{folder}/x", advice=f"rm {folder}")
+    assert str(caught.value) == f"{path}/x: look at {path}"
+    assert caught.value.advice == f"rm {path}"
+    assert caught.value.args == (f"look at {path}",)

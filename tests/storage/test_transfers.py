@@ -18,7 +18,9 @@ from polo.storage import ledger, transfers
 from polo.storage.ancestors import lineage
 from polo.storage.bundle import whole, write_bundle
 from polo.storage.folder import ProofFolder
+from polo.storage.writer import ProofWriter
 from polo.verifier import Outcome, Policy
+from polo.verifier.verdict import Status
 
 
 @pytest.fixture
@@ -337,6 +339,7 @@ from polo.keys import Identity
 from polo.protocol.records import Transfer
 from polo.storage import atomic, transfers
 from polo.storage.folder import ProofFolder
+from polo.storage.writer import ProofWriter
 
 buyer, seller, key = Path(sys.argv[1]), Path(sys.argv[2]), Identity.load(sys.argv[3])
 given = Transfer.from_bytes(Path(sys.argv[4]).read_bytes(), "transfer")
@@ -491,3 +494,58 @@ def test_a_buyer_s_chain_starts_from_what_was_bought_to_the_bit(
     polo.load_weights(model, seller.path)
     prover.attach(model, optimizer, parent=seller.path)
     prover.close()
+
+
+def test_another_name_for_the_proof_sells_nothing_twice(
+    seller: Any,
+    buyer: Any,
+    buy: Callable[..., Any],
+    alice: polo.Identity,
+    bob: polo.Identity,
+    carol: polo.Identity,
+    tmp_path: Path,
+) -> None:
+    alias = tmp_path / "alias"
+    alias.symlink_to(seller.path)
+    second = buy(tmp_path / "carol", carol, seller=seller.path, seller_key=None)
+    transfers.sign(transfers.request(buyer.path, seller.path, bob), seller.path, alice)
+    asked = transfers.request(second.path, alias, carol)
+    with pytest.raises(ChainError, match="you handed this model to"):
+        transfers.sign(asked, alias, alice)
+
+
+def test_an_interrupted_completion_says_what_to_do(
+    seller: Any,
+    buyer: Any,
+    alice: polo.Identity,
+    bob: polo.Identity,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = transfers.sign(transfers.request(buyer.path, seller.path, bob), seller.path, alice)
+    with monkeypatch.context() as patched:
+        patched.setattr(ProofWriter, "_commit", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            transfers.complete(buyer.path, given, seller.path, bob)
+    verdict = buyer.made.verify()
+    assert verdict.outcome is Outcome.REJECTED
+    failed = {check.place: check for check in verdict.checks if check.status is Status.FAILED}
+    assert set(failed) == {"ancestors", "transfer.json"}
+    for check in failed.values():
+        assert "polo transfer complete was interrupted, run it again" in check.advice
+    transfers.complete(buyer.path, given, seller.path, bob)
+    assert buyer.made.verify().outcome is Outcome.ACCEPTED
+
+
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_errors_about_a_seller_s_bundle_name_it(
+    seller: Any, buyer: Any, alice: polo.Identity, bob: polo.Identity, tmp_path: Path
+) -> None:
+    public = tmp_path / "public.polo"
+    write_bundle(ProofFolder(seller.path), public, Bundle("public", ()))
+    given = transfers.sign(transfers.request(buyer.path, public, bob), seller.path, alice)
+    with pytest.raises(StoreError) as caught:
+        transfers.complete(buyer.path, given, public, bob)
+    assert str(caught.value).startswith(f"{public}: shows no mark")

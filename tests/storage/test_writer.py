@@ -18,7 +18,7 @@ from polo.errors import LockedError, PoloError, StoreError
 from polo.privacy import obfuscation
 from polo.protocol.records import Retention
 from polo.storage import history
-from polo.storage.folder import ProofFolder
+from polo.storage.folder import ProofFolder, state_path_of
 from polo.storage.writer import ProofWriter
 from polo.weights import FileCheckpoint, MemoryCheckpoint, checkpoint_of, commit
 
@@ -521,3 +521,35 @@ def test_checkpoints_of_odd_types_can_be_begun_with(tmp_path: Path, alice: polo.
     assert caught.value.place == "fft"
     assert names_in(tmp_path / "proof") == set()
     writer.close()
+
+
+def test_a_new_proof_folder_is_for_its_owner_alone(
+    make_proof: Make, tmp_path: Path, alice: polo.Identity
+) -> None:
+    before = os.umask(0)
+    try:
+        made = make_proof(tmp_path / "runs" / "proof", epochs=1)
+    finally:
+        os.umask(before)
+    assert made.path.stat().st_mode & 0o777 == 0o700
+    made.path.chmod(0o755)
+    ProofWriter(made.path, alice, KEEP_ALL).close()
+    assert made.path.stat().st_mode & 0o777 == 0o755, "what its owner opened stays open"
+
+
+def test_what_is_private_goes_with_the_proof_and_not_with_its_name(
+    make_proof: Make, tmp_path: Path, alice: polo.Identity
+) -> None:
+    made = make_proof(epochs=1)
+    (tmp_path / "other").mkdir()
+    for alias in (tmp_path / "alias", tmp_path / "other" / "alias"):
+        alias.symlink_to(made.path)
+        writer = ProofWriter(alias, alice, KEEP_ALL)
+        assert writer.state_path == state_path_of(alias) == state_path_of(made.path)
+        with pytest.raises(LockedError):
+            ProofWriter(made.path, alice, KEEP_ALL)
+        writer.close()
+        assert not alias.with_name("alias.state").exists()
+    loop = tmp_path / "loop"
+    loop.symlink_to("loop")
+    assert state_path_of(loop).name == "loop.state"

@@ -12,6 +12,9 @@ from safetensors.numpy import load_file, save_file
 
 import polo
 from polo.protocol import signing
+from polo.protocol.records import Bundle
+from polo.storage import bundle as bundles
+from polo.storage.bundle import read_bundle, write_bundle
 from polo.storage.folder import MANIFEST_FILE, ProofFolder, checkpoint_path, nonce_path
 from polo.verifier import Outcome
 from polo.verifier.report import render
@@ -89,3 +92,47 @@ def test_a_chain_out_of_order_is_rejected(
     forged = signing.sign(replace(manifest, shards=(two, one, *rest)), alice)
     (made.path / MANIFEST_FILE).write_bytes(forged.to_bytes())
     assert final(made, issuer).outcome is Outcome.REJECTED
+
+
+def test_part_of_a_proof_is_no_whole_one(made: Any, issuer: polo.Identity, tmp_path: Path) -> None:
+    whole = polo.Policy(final_only=True, whole=True)
+    last = made.path / checkpoint_path(4)
+
+    def finds(proof: Path, policy: polo.Policy) -> polo.Verdict:
+        return polo.verify(proof, trust=issuer.public_key, policy=policy, model=last)
+
+    assert finds(made.path, whole).outcome is Outcome.ACCEPTED
+    manifest = ProofFolder(made.path).manifest()
+    for bundle in (Bundle("buyer", (1, 2, 3, 4)), bundles.whole(manifest), bundles.PUBLIC):
+        write_bundle(ProofFolder(made.path), tmp_path / f"{bundle.kind}.polo", bundle)
+    assert finds(tmp_path / "verifier.polo", whole).outcome is Outcome.ACCEPTED
+    assert finds(tmp_path / "buyer.polo", FINAL).outcome is Outcome.ACCEPTED
+    for kind in ("buyer", "public"):
+        verdict = finds(tmp_path / f"{kind}.polo", whole)
+        assert verdict.outcome is Outcome.UNDECIDED
+        assert "only part of the proof is here" in verdict.headline()
+    # Who removes the note that it is a part has not got the rest of it.
+    read_bundle(tmp_path / "buyer.polo", tmp_path / "part")
+    (tmp_path / "part" / "bundle.json").unlink()
+    assert finds(tmp_path / "part", FINAL).outcome is Outcome.ACCEPTED
+    assert finds(tmp_path / "part", whole).outcome is Outcome.UNDECIDED
+
+
+def test_a_disclosure_holds_no_weights(made: Any, issuer: polo.Identity, tmp_path: Path) -> None:
+    path = tmp_path / "bob.polo"
+    write_bundle(ProofFolder(made.path), path, Bundle("buyer", (1,)))
+    verdict = polo.verify(path, trust=issuer.public_key, policy=FINAL)
+    assert verdict.outcome is Outcome.UNDECIDED
+    (check,) = verdict.of(Status.UNDECIDED)
+    assert "a disclosure holds no weights" in check.detail
+    assert "--model FILE" in check.advice
+    assert check.place == str(path)
+
+
+def test_messages_name_the_bundle(made: Any, tmp_path: Path) -> None:
+    path = tmp_path / "bob.polo"
+    write_bundle(ProofFolder(made.path), path, Bundle("buyer", (1,)))
+    verdict = polo.verify(path, trust=[], policy=FINAL)
+    (check,) = verdict.of(Status.UNDECIDED)
+    assert check.name == "issuer"
+    assert check.place == str(path)

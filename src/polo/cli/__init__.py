@@ -8,6 +8,7 @@ nor torch.
 
 import io
 import os
+import signal
 import sys
 
 from cyclopts import App, CycloptsError
@@ -44,6 +45,9 @@ def main(arguments: list[str] | None = None) -> None:
         if isinstance(stream, io.TextIOWrapper):
             # A terminal or a file name in another encoding is no reason to lose a verdict.
             stream.reconfigure(errors="backslashreplace")
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # Under nohup it is not ours to hear.
+            signal.signal(number, _end)
     sys.exit(run(arguments))
 
 
@@ -63,6 +67,9 @@ def run(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("polo: interrupted", file=sys.stderr)
         return 130
+    except _Ended as ended:
+        print("polo: ended by a signal", file=sys.stderr)
+        return int(ended.code)
     except (BrokenPipeError, SystemExit):
         # Whoever read our output has gone; rich says so by SystemExit. No verdict was delivered.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -79,6 +86,18 @@ def run(arguments: list[str] | None = None) -> int:
         )
         return 2
     return result if isinstance(result, int) else 0
+
+
+class _Ended(SystemExit):
+    """Somebody asked the process to end: what was unpacked is removed on the way out."""
+
+    code: int
+
+
+def _end(number: int, _frame: object) -> None:
+    # A second one must not stop the cleaning up.
+    signal.signal(number, signal.SIG_IGN)
+    raise _Ended(128 + number)
 
 
 def _complain(text: str) -> None:

@@ -162,6 +162,10 @@ def parse_shards(text: str, total: int) -> tuple[int, ...]:
                 advice="Give numbers, ranges or the word last, with commas: 1,4-6,last",
             )
         first, last = int(words[0]), int(words[-1])
+        if 1 <= last < first <= total:
+            raise StoreError(
+                f"the range {part} runs backwards", place="--shards", advice=f"{last}-{first}"
+            )
         if not 1 <= first <= last <= total:
             raise ChainError(
                 f"there is no shard {part[:40]}; the proof has shards 1 to {total}"

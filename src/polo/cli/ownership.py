@@ -180,7 +180,12 @@ def _show_claim(claim: "Claim", console: "Console", *, marks: bool) -> None:
     if tries := claim.tries.sentence():
         _dim(console, f"  log2 p = {claim.log2_combined:.1f} before correction for {tries}")
     if any(not mark.live for mark in claim.marks):
-        _dim(console, "  offline marks are granted 2^48 tries each, since a prover can grind them")
+        from polo.protocol.combination import GRINDING_BITS
+
+        _dim(
+            console,
+            f"  offline marks are granted 2^{GRINDING_BITS} tries each: a prover can grind them",
+        )
     if marks:
         console.print(_marks(claim))
     _advice(console, claim.advice)
@@ -222,8 +227,8 @@ def _show_comparison(found: "Comparison", console: "Console") -> None:
         cosine = "–" if like is None else f"{like:.3f}"
         _dim(
             console,
-            f"  marks of {claim.proof} in the model: log2 p = {claim.log2_p:.1f}; cosine of the "
-            f"model with its last weights {cosine}",
+            f"  marks of {claim.proof} in the model: log2 p = {claim.log2_p:.1f}; likeness of the "
+            f"model to its last weights {cosine}",
         )
     _advice(console, found.advice)
 

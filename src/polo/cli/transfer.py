@@ -1,5 +1,6 @@
 """`polo transfer`: a model changes hands."""
 
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -52,15 +53,20 @@ def request(
         Print JSON.
     """
     from polo.storage import transfers
+    from polo.storage.bundle import glance
 
     _check_new(out, proof)
     asked = transfers.request(proof, seller, _load(key, passphrase))
-    out.write_bytes(asked.to_bytes())
+    with out.open("xb") as file:
+        file.write(asked.to_bytes())
     if json:
         print_json(asked.to_json())
         return
     print(f"{out}  signed by you; now send it to the seller, {_name(asked.seller)}")
-    print(f"they sign it: polo transfer sign {out} --proof {seller} --key SELLER.key")
+    print(f"they sign it: polo transfer sign {out.name} --proof THEIR_PROOF --key THEIR.key")
+    bundle = glance(seller)[0]
+    if bundle and bundle.kind == "public":
+        print(f"{seller} shows no mark; to complete it you need some: polo disclose, by the seller")
 
 
 @transfer.command
@@ -94,8 +100,9 @@ def sign(
     """
     from polo.storage import atomic, transfers
 
-    signed = transfers.sign(_read(file), proof, _load(key, passphrase))
-    atomic.write(file, signed.to_bytes())
+    order = "polo transfer sign TRANSFER.json --proof PROOF --key YOUR.key"
+    signed = transfers.sign(_read(file, order), proof, _load(key, passphrase))
+    atomic.write(file, signed.to_bytes(), unguessable=True)
     if json:
         print_json(signed.to_json())
         return
@@ -135,7 +142,8 @@ def complete(
     """
     from polo.storage import transfers
 
-    manifest = transfers.complete(proof, _read(file), seller, _load(key, passphrase))
+    order = "polo transfer complete PROOF TRANSFER.json --from SELLER_PROOF --key YOUR.key"
+    manifest = transfers.complete(proof, _read(file, order), seller, _load(key, passphrase))
     if json:
         print_json(manifest.to_json())
         return
@@ -197,17 +205,21 @@ def _load(key: Path, passphrase: bool) -> "Identity":
     return Identity.load(key, passphrase_of() if passphrase else None)
 
 
-def _read(file: Path) -> "Transfer":
+def _read(file: Path, order: str) -> "Transfer":
+    """What a file says; where a folder or a bundle stands in its place, the order of a command."""
     from polo.protocol.records import Transfer
+    from polo.storage.bundle import SUFFIX
     from polo.storage.folder import MAX_TRANSFER_FILE
     from polo.weights.files import open_plain
 
+    if file.is_dir() or file.suffix == SUFFIX:
+        raise StoreError("is a proof, no transfer", place=str(file), advice=order)
     with open_plain(file.resolve()) as handle:
         return Transfer.from_bytes(handle.read(MAX_TRANSFER_FILE + 1), str(file))
 
 
 def _check_new(out: Path, proof: Path) -> None:
-    if out.exists():
+    if os.path.lexists(out):
         raise StoreError("exists already; give another name", place=str(out))
     if out.resolve().is_relative_to(proof.resolve()):
         raise StoreError("lies inside your proof; write it somewhere else", place=str(out))

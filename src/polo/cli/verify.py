@@ -69,6 +69,12 @@ def verify(
             place=str(report),
             advice="Write it somewhere else.",
         )
+    if report and (report.is_dir() or not report.absolute().parent.is_dir()):
+        raise StoreError(
+            "is a folder, no file" if report.is_dir() else "is in a folder that does not exist",
+            place=str(report),
+            advice="Give a file to write, in a folder that exists: --report report.html",
+        )
     trusted: list[Trust] = [TrustStore(), *(trust or [])]
     with progress_bar() as tell:
         verdict = run(

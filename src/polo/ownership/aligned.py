@@ -50,7 +50,8 @@ class Aligner:
             marks, numbers = self._marks(claimant, found)
         except PoloError as error:
             hint = error.advice or "Give a proof that kept older checkpoints."
-            return replace(claim, how=f"{claim.how}; not aligned: {error}", advice=hint)
+            problem = f"no claim as it stands, and it could not be aligned: {error}"
+            return replace(claim, problem=problem, advice=hint)
         how = f"aligned to W_{', W_'.join(map(str, numbers))}"
         aligned = replace(
             twice,

@@ -12,6 +12,7 @@ both had committed; then it belongs to the chain whose committed weights it desc
 import contextlib
 import enum
 import math
+from collections import Counter
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,17 +25,18 @@ from polo.keys import Trust, TrustStore, trusted_keys
 from polo.ownership.claim import Claim, Finding, Tries
 from polo.ownership.claimant import Claimant, DerivedMark
 from polo.ownership.identification import Listener, aligner_for, identify, newest_checkpoint
-from polo.ownership.matching import MatchedSource, Matcher
+from polo.ownership.matching import MatchedSource, Matcher, bare
 from polo.ownership.reading import read_mark
 from polo.ownership.sources import CheckpointSource, floats, found_in
 from polo.protocol.carrier import Carrier
 from polo.protocol.combination import log2_selections
 from polo.storage import history
+from polo.storage.ancestors import lineage
 from polo.storage.bundle import opened
 from polo.weights.checkpoint import Checkpoint
 from polo.weights.files import FileCheckpoint
 from polo.weights.found import open_found
-from polo.weights.found_model import FoundModel, Values
+from polo.weights.found_model import FoundModel
 from polo.weights.hashing import commit
 
 if TYPE_CHECKING:
@@ -42,11 +44,10 @@ if TYPE_CHECKING:
 
 DESCENDS = 0.5
 STRANGER = 0.2
-"""Cosines of a model with a chain's last weights: from where on it descends from them, and up
-to where it has nothing to do with them."""
+"""Likeness of a model to a chain's last weights: from where on it descends from them, and up to
+where it has nothing to do with them."""
 
 _PIECE = 2**20
-_HUGE = 1e30
 
 
 class Order(enum.Enum):
@@ -95,7 +96,7 @@ class Comparison:
         first_in_second: The first chain's marks in the second's checkpoints.
         second_in_first: The reverse.
         in_model: Both chains' marks in a model, if one was given.
-        likeness: Cosine of that model with either chain's last committed weights.
+        likeness: Of that model to either chain's last committed weights, from −1 to 1.
         order: Who came first.
         reason: Why, in a sentence.
         advice: What would decide it.
@@ -182,13 +183,17 @@ def compare(
         tell("reading the second chain's marks in the first", 1, 2)
         ba = _contained(b, a, names[1], aligner)
         in_model: tuple[Claim, Claim] | None = None
+        strangers = 0
         likeness: tuple[float | None, float | None] = (None, None)
         if model is not None:
             settings = {"trust": list(trusted), "align": align, "task": task}
             in_model = _in_model(Path(model), (one, two), names, settings)
             with open_found(Path(model)) as found:
                 likeness = (_likeness(a, found), _likeness(b, found))
-    order, reason, advice = _decide(ab, ba, in_model, likeness)
+                strangers = max(_unexplained(a, found), _unexplained(b, found))
+        sold = _handed_on(a, b)
+    order, reason, advice = _decide(ab, ba, in_model, likeness, strangers)
+    advice = sold or advice
     return Comparison(names, (a.owner, b.owner), ab, ba, in_model, likeness, order, reason, advice)
 
 
@@ -197,6 +202,7 @@ def _decide(
     ba: Contained,
     in_model: tuple[Claim, Claim] | None,
     likeness: tuple[float | None, float | None],
+    strangers: int,
 ) -> tuple[Order, str, str]:
     found = (ab.finding, ba.finding)
     if Finding.UNDECIDED in found and Finding.CLAIM not in found:
@@ -213,11 +219,13 @@ def _decide(
     if Finding.CLAIM in found:
         reason = "one direction holds, and the other could not be read"
         return Order.UNDECIDED, reason, "Ask both for the verifier's bundle."
-    return _by_descent(in_model, likeness)
+    return _by_descent(in_model, likeness, strangers)
 
 
 def _by_descent(
-    in_model: tuple[Claim, Claim] | None, likeness: tuple[float | None, float | None]
+    in_model: tuple[Claim, Claim] | None,
+    likeness: tuple[float | None, float | None],
+    strangers: int,
 ) -> tuple[Order, str, str]:
     apart = "neither chain's marks are in the other's committed checkpoints"
     if in_model is None:
@@ -234,13 +242,26 @@ def _by_descent(
             # To be absent is what a thief's permuted copy makes the owner's marks look like.
             reason = "one chain's marks are in the model; the other's are not, as it stands"
             return Order.UNDECIDED, reason, "They may be there, permuted or rescaled: add --align."
+        mine = likeness[0 if standing[0] else 1]
+        if mine is None or mine < DESCENDS:
+            reason = (
+                "the marks of one chain are in the model, but it does not descend from its weights"
+            )
+            return Order.UNDECIDED, reason, "Marks can be pressed into anybody's model."
+        if strangers:
+            reason = f"the file holds {strangers} more tensors that could be the other's"
+            return (
+                Order.UNDECIDED,
+                reason,
+                "Ask which of them the model uses, and give those alone.",
+            )
         return order, f"{apart}, and only its marks are in the model, aligned or not", ""
     both = f"the model carries both chains' marks, though {apart}"
     for order, own, other in ((Order.FIRST, 0, 1), (Order.SECOND, 1, 0)):
         mine, theirs = likeness[own], likeness[other]
         if mine is not None and theirs is not None and mine >= DESCENDS and theirs <= STRANGER:
             reason = (
-                f"{both}: the model descends from its committed weights (cosine {mine:.2f}) and "
+                f"{both}: the model descends from its committed weights (likeness {mine:.2f}) and "
                 f"not from the other's ({theirs:.2f}), whose marks were pressed in afterwards"
             )
             return order, reason, ""
@@ -317,35 +338,54 @@ def _in_model(
 
 
 def _likeness(claimant: Claimant, found: FoundModel) -> float | None:
-    """Cosine of a model with a chain's last committed weights, over the carrier's tensors."""
+    """Likeness of a model to a chain's last committed weights, over the carrier's tensors."""
     with contextlib.closing(_committed(claimant)) as kept:
         for number, checkpoint in kept:
             if number == claimant.shards:
-                return _cosine(claimant.carrier, checkpoint, found)
+                return _alike(claimant.carrier, checkpoint, found)
             break
     return None
 
 
-def _cosine(carrier: Carrier, checkpoint: Checkpoint, found: FoundModel) -> float | None:
+def _unexplained(claimant: Claimant, found: FoundModel) -> int:
+    """Tensors of a carrier's shape beyond those that the carrier takes."""
+    shapes = Counter(bare(claimant.layout.tensors[at].shape) for at in claimant.carrier.tensors)
+    there = Counter(bare(t.shape) for t in found.tensors.values() if not t.refusal)
+    return sum(max(0, there[shape] - count) for shape, count in shapes.items())
+
+
+def _handed_on(a: Claimant, b: Claimant) -> str:
+    """A sentence if one of the owners bought the model from the other; both have signed it."""
+    for seller, buyer, names in ((a, b, ("first", "second")), (b, a, ("second", "first"))):
+        if buyer.manifest.transfer is None:
+            continue
+        try:
+            owners = lineage(buyer.folder.path)
+        except PoloError:
+            continue
+        sold = seller.manifest.enrolment.digest
+        if any(link.manifest.enrolment.digest == sold for link in owners[:-1]):
+            return f"The {names[1]} owner has the model by a transfer from the {names[0]}, signed."
+    return ""
+
+
+def _alike(carrier: Carrier, checkpoint: Checkpoint, found: FoundModel) -> float | None:
+    """How alike the signs of two models' weights are: the cosine that so many equal signs suggest.
+
+    Signs, because a few neurons scaled up would decide any cosine of the weights themselves.
+    """
     matching = Matcher(found).match(carrier, checkpoint)
     source = MatchedSource(found, matching)
-    product = own = other = 0.0
+    same = total = 0
     for at in matching.matches:
         elements = carrier.layout.tensors[at].elements
         for start in range(0, elements, _PIECE):
             stop = min(start + _PIECE, elements)
-            mine = _tame(floats(checkpoint, at, start, stop))
             read = source.weights(at, start, stop)
             assert read is not None
-            theirs = _tame(read)
-            product += float(mine @ theirs)
-            own, other = own + float(mine @ mine), other + float(theirs @ theirs)
-    return product / math.sqrt(own * other) if own and other else None
-
-
-def _tame(values: Values) -> Values:
-    """Values whose squares can be added up."""
-    return np.clip(np.nan_to_num(values.astype(np.float64)), -_HUGE, _HUGE)
+            product = np.sign(floats(checkpoint, at, start, stop)) * np.sign(np.nan_to_num(read))
+            same, total = same + int((product > 0).sum()), total + int((product != 0).sum())
+    return -math.cos(math.pi * same / total) if total else None
 
 
 def _contained_json(held: Contained) -> dict[str, Any]:

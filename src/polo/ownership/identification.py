@@ -61,7 +61,7 @@ class Identification:
     def headline(self) -> str:
         """The result in one sentence."""
         standing = [claim for claim in self.claims if claim.finding is Finding.CLAIM]
-        if len(standing) > 1:
+        if len({claim.owner for claim in standing}) > 1:
             count = f"{len(standing)} of {len(self.claims)} claims stand"
             return f"{count}; polo compare says who came first"
         if self.finding is Finding.NO_CLAIM and len(self.claims) > 1:
@@ -180,6 +180,9 @@ class _Search:
         claim = self._read(claimant, blank, matching)
         if claim.finding is Finding.CLAIM or claim.problem:
             return claim
+        if any("lora_" in name for name in self._found.tensors):
+            problem = "adapters (LoRA) lie beside the weights, which alone are not the model"
+            return replace(claim, problem=problem, advice="Merge them into the weights first.")
         if self._aligner:
             return self._aligner.better(claimant, self._found, claim)
         return replace(claim, advice="If neurons may have been permuted or added, try --align.")

@@ -83,17 +83,20 @@ class Matcher:
         likeness = _Likeness(carrier, self._samples, reference)
         spent = {where.name: at for at, where in named.items()}
         chosen, told, choices, asked, left = dict(named), 0, 0.0, False, MOST_PAIRS
-        for indices in _classes(carrier).values():
+        classes = [self._open(carrier, indices, named) for indices in _classes(carrier).values()]
+        # Small classes first: decoys of one shape must not keep the others from being looked at.
+        for indices, fitting in sorted(classes, key=lambda item: _pairs(*item)):
+            if not indices:
+                continue
             own = {at: named[at].name for at in indices if at in named}
             members = set(indices)
-            fitting = _fitting(carrier.layout.tensors[indices[0]].shape, self._shapes)
             candidates = [name for name in fitting if spent.get(name, indices[0]) in members]
             if not candidates or (len(own) == len(indices) and len(candidates) == 1):
                 continue
-            left -= max(len(indices), len(candidates)) * max(64, min(len(indices), len(candidates)))
-            if left < 0:
-                break
-            asked = True
+            cost = _pairs(indices, candidates)
+            if cost > left:
+                continue
+            asked, left = True, left - cost
             choices += _log2_arrangements(len(indices), len(candidates))
             better = likeness.assign(indices, candidates, own)
             if better is not None:
@@ -101,6 +104,20 @@ class Matcher:
                 told += len(better)
         # Half of the tries is set aside for going by name alone, the other half for the rest.
         return _matching(carrier, chosen, told, (1 + choices if told else 1.0) if asked else 0.0)
+
+    def _open(
+        self, carrier: Carrier, indices: list[int], named: Mapping[int, Match]
+    ) -> tuple[list[int], list[str]]:
+        """A class and what could be one of it; a flattened tensor can only go by its name."""
+        fitting = list(_fitting(carrier.layout.tensors[indices[0]].shape, self._shapes))
+        known = set(fitting)
+        return [at for at in indices if at not in named or named[at].name in known], fitting
+
+
+def _pairs(tensors: list[int], candidates: list[str]) -> int:
+    """Pairs that are compared, a tensor as 64 of them."""
+    few, many = sorted((len(tensors), len(candidates)))
+    return many * max(64, few)
 
 
 class MatchedSource:
@@ -119,7 +136,8 @@ class MatchedSource:
         if not where.transposed:
             return self._found.read(where.name, start, stop)
         if tensor not in self._turned:
-            turned = np.ascontiguousarray(self._found.values(where.name).T)
+            whole = self._found.values(where.name)
+            turned = np.ascontiguousarray(whole.reshape(bare(whole.shape)).T)
             self._turned[tensor] = turned.reshape(-1)
         return self._turned[tensor][start:stop]
 
@@ -140,7 +158,7 @@ def _by_name(
     by_shape: dict[tuple[int, ...], dict[str, int]] = defaultdict(dict)
     for at in names.keys() - exact.keys():
         tensor = carrier.layout.tensors[at]
-        by_shape[tensor.shape][tensor.name] = at
+        by_shape[bare(tensor.shape)][tensor.name] = at
     ends: dict[int, str] = {}
     for shape, wanted in by_shape.items():
         ends |= _by_end(wanted, [name for name in shapes.get(shape, ()) if name not in taken])
@@ -171,17 +189,30 @@ def _by_shape(found: FoundModel) -> dict[tuple[int, ...], list[str]]:
     shapes: dict[tuple[int, ...], list[str]] = defaultdict(list)
     for name, tensor in found.tensors.items():
         if not tensor.refusal:
-            shapes[tensor.shape].append(name)
+            shapes[bare(tensor.shape)].append(name)
     return shapes
 
 
+def bare(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape without axes of length one, which change nothing about the order of weights.
+
+    >>> bare((1, 64, 3, 3)), bare((10, 128, 1, 1))
+    ((64, 3, 3), (10, 128))
+    """
+    return tuple(size for size in shape if size != 1)
+
+
 def _fits(found: FoundModel, name: str, shape: tuple[int, ...]) -> bool:
+    """Whether a tensor of this name holds these weights in this order, flattened or not."""
     tensor = found.tensors.get(name)
-    return tensor is not None and not tensor.refusal and tensor.shape == shape
+    if tensor is None or tensor.refusal:
+        return False
+    return bare(tensor.shape) in (bare(shape), (math.prod(shape),))
 
 
 def _fitting(shape: tuple[int, ...], shapes: Mapping[tuple[int, ...], list[str]]) -> Iterator[str]:
     """Found tensors that could be one of this shape, whichever way round a matrix is written."""
+    shape = bare(shape)
     yield from shapes.get(shape, ())
     if len(shape) == 2 and shape[0] != shape[1]:
         yield from shapes.get(shape[::-1], ())
@@ -191,7 +222,7 @@ def _classes(carrier: Carrier) -> dict[tuple[int, ...], list[int]]:
     """Carrier tensors by shape, whichever way round a matrix is written."""
     classes: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for at in carrier.tensors:
-        shape = carrier.layout.tensors[at].shape
+        shape = bare(carrier.layout.tensors[at].shape)
         classes[tuple(sorted(shape)) if len(shape) == 2 else shape].append(at)
     return classes
 
@@ -204,11 +235,12 @@ class _Samples:
         self.unit = functools.lru_cache(MOST_KEPT)(self._unit)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._found.tensors[name].shape
+        return bare(self._found.tensors[name].shape)
 
     def _unit(self, name: str, size: int, turned: bool) -> Values:
         if turned:
-            return _unit(self._found.values(name).T.reshape(-1)[:size])
+            whole = self._found.values(name).reshape(self.shape(name))
+            return _unit(whole.T.reshape(-1)[:size])
         return _unit(self._found.read(name, 0, size))
 
 
@@ -255,7 +287,7 @@ class _Likeness:
             rows = [
                 row
                 for row, at in enumerate(indices)
-                if self._tensors[at].shape == (shape[::-1] if turned else shape)
+                if bare(self._tensors[at].shape) == (shape[::-1] if turned else shape)
             ]
             if rows and not (turned and len(shape) != 2):
                 table[rows, column] = own[rows] @ self._found.unit(name, size, turned)

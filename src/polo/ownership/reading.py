@@ -50,7 +50,19 @@ def _group(mark: Mark, carrier: Carrier, source: WeightSource, group: int) -> Va
     found = [_block(carrier, source, block) for block in blocks]
     if all(row is None for row in found):
         return None
-    return np.stack([np.zeros(carrier.block) if row is None else row for row in found])
+    return _within_range(
+        np.stack([np.zeros(carrier.block) if row is None else row for row in found])
+    )
+
+
+def _within_range(values: Values) -> Values:
+    """A group scaled by a power of two, so that no rescaling hides it below what is read.
+
+    Signs of sums do not change by it.
+    """
+    exponent = int(np.frexp(np.abs(values).max())[1])
+    scaled: Values = np.ldexp(values.astype(np.float64), -exponent)
+    return scaled
 
 
 def _block(carrier: Carrier, source: WeightSource, block: int) -> Values | None:

@@ -5,13 +5,15 @@ from an unmarked one. The screen's power is computed, not hoped for: `Screen.pow
 that a chain whose marks read at a given rate gets through.
 """
 
+import contextlib
 import functools
 import math
-from collections.abc import Sequence
+import random
+import secrets
 from dataclasses import dataclass
 
 from polo.errors import PoloError
-from polo.ownership.claimant import Claimant
+from polo.ownership.claimant import Claimant, DerivedMark
 from polo.ownership.reading import read_mark
 from polo.ownership.sources import WeightSource
 
@@ -59,32 +61,41 @@ def screen_of(bits: int) -> Screen:
     return Screen(bits, least)
 
 
-def passes(claimant: Claimant, source: WeightSource) -> tuple[bool, Screen]:
+Sample = list[tuple[DerivedMark, list[int]]]
+"""Marks to look at, and which groups of each."""
+
+
+def sample(claimant: Claimant, draw: random.Random | None = None) -> Sample:
+    """Draw a few groups of a few marks.
+
+    The system's randomness draws, so that nobody can foresee which marks to scrub.
+    """
+    draw = draw or secrets.SystemRandom()
+    chosen: Sample = []
+    for shard in draw.sample(range(1, claimant.shards + 1), min(MARKS, claimant.shards)):
+        with contextlib.suppress(PoloError):
+            derived = claimant.mark(shard)
+            mark = derived.mark
+            count = min(mark.groups, max(1, BITS // MARKS // mark.group_bits))
+            chosen.append((derived, draw.sample(range(mark.groups), count)))
+    return chosen
+
+
+def passes(
+    claimant: Claimant, source: WeightSource, chosen: Sample | None = None
+) -> tuple[bool, Screen]:
     """Whether a chain is worth reading in full, and what the screen was.
 
-    Marks are taken evenly over the chain, the first groups of each. A chain of which too few bits
-    can be read, or whose nonces are not here, gets through.
+    A chain of which too few bits can be read, or whose nonces are not here, gets through.
     """
     bits = matches = 0
     alone = False
-    for shard in sampled(claimant.shards):
-        try:
-            derived = claimant.mark(shard)
-        except PoloError:
-            continue
-        mark = derived.mark
-        groups = range(min(mark.groups, max(1, BITS // MARKS // mark.group_bits)))
+    for derived, groups in sample(claimant) if chosen is None else chosen:
         reading = read_mark(claimant, derived, source, groups).reading
         bits, matches = bits + reading.bits, matches + reading.matches
         alone |= reading.log2_p <= ALONE
     screen = screen_of(bits)
     return alone or bits < BITS // 4 or matches >= screen.least, screen
-
-
-def sampled(shards: int) -> Sequence[int]:
-    """Shards whose marks are looked at: at most `MARKS`, evenly, the newest among them."""
-    count = min(MARKS, shards)
-    return sorted({shards - at * shards // count for at in range(count)}) if count else ()
 
 
 def _chance(bits: int, matches: int, eta: float) -> float:

@@ -1,7 +1,7 @@
 """One number for many marks: how surprising all readings of a chain are together.
 
 A prover who knows its nonces can try many checkpoints and keep the one whose next mark happens to
-fit; that gains a few bits on every mark, and they add up. So an offline mark enters with 2^48
+fit; that gains a few bits on every mark, and they add up. So an offline mark enters with 2^64
 tries granted. A live mark enters as it is: its nonce did not exist before the checkpoint was in
 the log. Marks are combined by Fisher's method, and the result is corrected for everything else
 that was tried: other chains, other matchings of tensors, other readings, and other selections of
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from polo.protocol.detection import Reading
 
-GRINDING_BITS = 48
+GRINDING_BITS = 64
 """log2 of the tries that an offline prover is granted for each mark."""
 
 CLAIM_LOG2_P = -64

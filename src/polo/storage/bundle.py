@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from polo.errors import FormatError, LimitError, StoreError
+from polo.errors import FormatError, LimitError, PoloError, StoreError
 from polo.protocol import canonical
 from polo.protocol.layout import Layout
 from polo.protocol.records import Bundle, File, Manifest, Transfer
@@ -109,10 +109,11 @@ def write_bundle(proof: ProofFolder, out: Path | str, bundle: Bundle) -> None:
             place=str(out),
             advice="Write it somewhere else.",
         )
+    if not out.absolute().parent.is_dir():
+        raise StoreError("there is no such folder", place=str(out.absolute().parent))
     files_of(bundle, proof.manifest())
-    with atomic.replacing(out) as file:
-        if bundle != PUBLIC:
-            os.fchmod(file.fileno(), 0o600)
+    mode = 0o666 if bundle == PUBLIC else 0o600
+    with atomic.replacing(out, mode=mode, unguessable=True) as file:
         archive = ArchiveWriter(file)
         transfer = _write_part(archive, proof, bundle, "")
         for number in _ancestors(proof, transfer):
@@ -159,14 +160,34 @@ def read_bundle(path: Path | str, into: Path | str) -> Bundle:
 
 @contextlib.contextmanager
 def opened(path: Path | str) -> Iterator[Path]:
-    """The folder of a proof: itself, or for a bundle a temporary one that it is unpacked into."""
+    """The folder of a proof: itself, or for a bundle a temporary one that it is unpacked into.
+
+    Errors that leave the block tell of the bundle, not of the temporary folder.
+    """
     path = Path(path)
     if not os.path.isfile(path):
         yield path
         return
     with tempfile.TemporaryDirectory(prefix="polo-") as temporary:
-        _unpack(path, Path(temporary))
-        yield Path(temporary)
+        try:
+            _unpack(path, Path(temporary))
+            yield Path(temporary)
+        except PoloError as error:
+            for name in ("message", "place", "advice"):
+                setattr(error, name, named(getattr(error, name), Path(temporary), path))
+            error.args = (error.message,)
+            raise
+
+
+def named(text: str, folder: Path, path: Path) -> str:
+    """A text about an unpacked bundle, as one about the bundle.
+
+    Args:
+        text: The text.
+        folder: Where the bundle was unpacked, or the proof itself.
+        path: The bundle, or the proof itself.
+    """
+    return text if folder == path else text.replace(str(folder), str(path))
 
 
 def glance(path: Path | str) -> tuple[Bundle | None, Manifest]:

@@ -27,6 +27,7 @@ from polo.weights.files import open_plain
 LEDGER_FILE = "disclosures.json"
 _LOCK_FILE = "disclosures.lock"
 _MOST_ENTRIES = 100_000
+_MOST_NAME = 256
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Disclosure(Record):
         made: Seconds since 1970.
     """
 
-    to: str = of(Text(256, r"[^\x00-\x1f\x7f]+"))
+    to: str = of(Text(_MOST_NAME, r"[^\x00-\x1f\x7f]+"))
     kind: str = of(Choice(("verifier", "buyer")))
     shards: tuple[int, ...] = of(ListOf(Integer(1, MAX_SHARDS), MAX_SHARDS))
     made: int = of(Integer(0, canonical.MAX_SAFE_INTEGER))
@@ -98,21 +99,28 @@ def hand_out(proof: ProofFolder, out: Path | str, bundle: Bundle, to: str) -> No
     if bundle.kind == "public":
         write_bundle(proof, out, bundle)
         return
+    if not to.strip() or len(to) > _MOST_NAME or not to.isprintable():
+        raise StoreError(
+            f"say who gets it: a name of at most {_MOST_NAME} characters, on one line",
+            place="--to",
+        )
     entry = Disclosure(to, bundle.kind, bundle.shards, int(time.time()))
     with _held(state_path_of(proof.path)) as state:
         before = Disclosures(disclosures(proof.path))
+        taken = os.path.lexists(out)
         _write(state, replace(before, entries=(*before.entries, entry)))
         try:
             write_bundle(proof, out, bundle)
         except BaseException:
-            _write(state, before)
+            # Interrupted after the bundle got its name: then it can be handed on, and is.
+            if taken or not os.path.lexists(out):
+                _write(state, before)
             raise
 
 
 def _write(state: Path, ledger: Disclosures) -> None:
     data = ledger.to_bytes()
-    with atomic.replacing(state / LEDGER_FILE) as file:
-        os.fchmod(file.fileno(), 0o600)
+    with atomic.replacing(state / LEDGER_FILE, mode=0o600) as file:
         file.write(data)
 
 

@@ -49,10 +49,13 @@ def ancestor_path(number: int) -> str:
 
 
 def state_path_of(proof: Path | str) -> Path:
-    """What the holder of a proof keeps beside it, for nobody else."""
+    """What the holder of a proof keeps beside it, for nobody else.
+
+    It goes with the proof, not with its name: through a link one finds the same.
+    """
     path = Path(proof)
-    if path.name in ("", ".."):
-        path = path.resolve()
+    if path.name in ("", "..") or path.is_symlink():
+        path = Path(os.path.realpath(path))
     return path.with_name(path.name + ".state")
 
 

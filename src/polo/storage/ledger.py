@@ -3,7 +3,6 @@
 It guards against mistakes. Whoever means to sell twice only has to use a copy of the proof.
 """
 
-import os
 import time
 from pathlib import Path
 
@@ -31,8 +30,7 @@ def enter(ledger: Path, sale: Transfer, manifest: Manifest) -> None:
     if all(earlier.message() != sale.message() for _, earlier in entries):
         entries.append((int(time.time()), sale))
     document = [{"signed": signed, "transfer": item.to_json()} for signed, item in entries]
-    with atomic.replacing(ledger) as file:
-        os.fchmod(file.fileno(), 0o600)
+    with atomic.replacing(ledger, mode=0o600) as file:
         file.write(canonical.encode(document))
 
 

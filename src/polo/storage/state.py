@@ -5,7 +5,6 @@ go into a safetensors file, the tree into its metadata as JSON.
 """
 
 import json
-import os
 import random
 import struct
 from collections import Counter
@@ -39,8 +38,7 @@ def write_state(path: Path, tree: Any) -> None:
     tensors: dict[str, torch.Tensor] = {}
     text = json.dumps(_pack(tree, tensors, str(path)), allow_nan=False)
     data = save(tensors, metadata={"tree": text})
-    with atomic.replacing(path) as file:
-        os.fchmod(file.fileno(), 0o600)
+    with atomic.replacing(path, mode=0o600) as file:
         file.write(data)
 
 

@@ -38,6 +38,7 @@ from polo.storage.folder import (
     checkpoint_path,
     nonce_path,
     opening_path,
+    state_path_of,
 )
 from polo.weights.checkpoint import Checkpoint
 from polo.weights.files import FileCheckpoint, write_checkpoint
@@ -64,7 +65,7 @@ class ProofWriter:
     """A proof on disk, for the one process that writes it.
 
     Args:
-        path: The proof folder; created if missing.
+        path: The proof folder; created if missing, for its owner's eyes only.
         signer: The prover's key.
         retention: What to keep.
     """
@@ -73,7 +74,7 @@ class ProofWriter:
         self.path = Path(path)
         if self.path.name in ("", ".."):
             self.path = self.path.resolve()
-        self.state_path = self.path.with_name(self.path.name + ".state")
+        self.state_path = state_path_of(self.path)
         self.manifest: Manifest | None = None
         self._signer = signer
         self.retention = retention
@@ -88,7 +89,8 @@ class ProofWriter:
             raise
 
     def _open(self) -> None:
-        self.path.mkdir(parents=True, exist_ok=True)
+        # Nonces lie in it; whoever opened an existing folder to others keeps it so.
+        self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
         if (self.path / MANIFEST_FILE).exists():
             folder = ProofFolder(self.path)
             if folder.bundle() is not None:
@@ -121,8 +123,7 @@ class ProofWriter:
         self._check_held()
         path = self.state_path / "secret"
         if not path.exists():
-            with atomic.replacing(path) as file:
-                os.fchmod(file.fileno(), 0o600)
+            with atomic.replacing(path, mode=0o600) as file:
                 file.write(secrets.token_bytes(32))
         return path.read_bytes()
 

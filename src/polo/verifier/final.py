@@ -6,8 +6,10 @@ it came about: neither order nor history nor accuracy.
 """
 
 import contextlib
+import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from polo._version import __version__
@@ -17,42 +19,56 @@ from polo.ownership.claim import Claim
 from polo.ownership.claimant import Claimant, UntrustedError
 from polo.protocol.combination import CLAIM_LOG2_P
 from polo.protocol.detection import Reading
-from polo.storage.bundle import opened
+from polo.protocol.records import Bundle
+from polo.storage.bundle import files_of, named, opened
 from polo.storage.folder import checkpoint_path
+from polo.verifier.policy import Policy
 from polo.verifier.verdict import FINAL, Check, Status, Verdict, counted
 from polo.weights.files import FileCheckpoint
 from polo.weights.hashing import commit
 
+_KINDS = {"buyer": "a disclosure", "public": "a public bundle"}
+
 
 def verify_final(
-    proof: Path, trusted: dict[bytes, str], model: Path | None, threads: int | None
+    proof: Path, trusted: dict[bytes, str], model: Path | None, policy: Policy
 ) -> Verdict:
     """Read all marks from the final model."""
-    run = _Final(proof, trusted, model, threads)
+    run = _Final(proof, trusted, model, policy)
     checks: list[Check] = []
     try:
-        checks.extend(run.checks())
+        for check in run.checks():
+            checks.append(about(check, run.folder, proof))
     except OSError as error:
         checks.append(Check("files", Status.UNDECIDED, f"the system says: {error}", level=FINAL))
     return Verdict(str(proof), tuple(checks), run.facts, (FINAL,))
 
 
+def about(check: Check, folder: Path, proof: Path) -> Check:
+    """A check that speaks of the bundle instead of the folder it was unpacked into."""
+    texts = (check.detail, check.place, check.advice)
+    detail, place, advice = (named(text, folder, proof) for text in texts)
+    return replace(check, detail=detail, place=place, advice=advice)
+
+
 class _Final:
     def __init__(
-        self, proof: Path, trusted: dict[bytes, str], model: Path | None, threads: int | None
+        self, proof: Path, trusted: dict[bytes, str], model: Path | None, policy: Policy
     ) -> None:
         self._proof = proof
+        self.folder = proof
         self._trusted = trusted
         self._model = model
-        self._threads = threads
+        self._policy = policy
         self.facts: dict[str, str | int] = {}
 
     def checks(self) -> Iterator[Check]:
         """All checks, in order."""
         with contextlib.ExitStack() as stack:
             try:
-                folder = stack.enter_context(opened(self._proof))
-                claimant = Claimant(folder, self._trusted)
+                self.folder = stack.enter_context(opened(self._proof))
+                claimant = Claimant(self.folder, self._trusted)
+                part = _part_of(claimant)
             except UntrustedError as error:
                 yield _problem("issuer", error, Status.UNDECIDED)
                 return
@@ -64,8 +80,10 @@ class _Final:
             yield Check(
                 "signature", Status.PASSED, f"signed by {claimant.owner[:16]}…", level=FINAL
             )
+            if self._policy.whole:
+                yield from _whole(claimant, part)
             if self._model is None:
-                root = self._root(claimant)
+                root = self._root(claimant, part)
                 yield root
                 if root.status is not Status.PASSED:
                     return
@@ -86,16 +104,25 @@ class _Final:
             "issued": claimant.manifest.enrolment.issued,
             "verified": int(time.time()),
             "version": __version__,
-            "policy": "final model only",
+            "policy": "final model only" + (", whole proofs only" if self._policy.whole else ""),
         }
 
-    def _root(self, claimant: Claimant) -> Check:
+    def _root(self, claimant: Claimant, part: Bundle | None) -> Check:
         """Whether the last checkpoint is here, and is the one that the chain commits to."""
         place = checkpoint_path(claimant.shards)
+        if part is not None:
+            return Check(
+                "root",
+                Status.UNDECIDED,
+                f"{_KINDS[part.kind]} holds no weights, so there is no model to look at",
+                place=str(self._proof),
+                advice="Give the model: polo verify … --final-only --model FILE",
+                level=FINAL,
+            )
         try:
             path = claimant.folder.file(place)
             with FileCheckpoint.canonical(path, claimant.layout) as last:
-                root = commit(last, threads=self._threads).root
+                root = commit(last, threads=self._policy.threads).root
         except PoloError as error:
             return _problem("root", error)
         same = root == claimant.manifest.last_root
@@ -146,6 +173,23 @@ class _Final:
             advice=claim.advice,
             level=FINAL,
         )
+
+
+def _part_of(claimant: Claimant) -> Bundle | None:
+    """What part of a proof is here; None if it says to be all of it."""
+    bundle = claimant.folder.bundle()
+    if bundle is not None:
+        files_of(bundle, claimant.manifest)
+    return bundle if bundle and bundle.kind != "verifier" else None
+
+
+def _whole(claimant: Claimant, part: Bundle | None) -> Iterator[Check]:
+    """Part of a proof is not enough for one who asked for a whole one."""
+    listed = (claimant.folder.path / file.path for file in claimant.manifest.files)
+    if part is not None or not all(map(os.path.lexists, listed)):
+        detail = "only part of the proof is here, and a whole one was asked for"
+        advice = "Ask the prover for the verifier's bundle."
+        yield Check("bundle", Status.UNDECIDED, detail, advice=advice, level=FINAL)
 
 
 def _figures(reading: Reading) -> dict[str, float | int | str]:

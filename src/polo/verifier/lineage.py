@@ -187,6 +187,16 @@ def belongs(name: str, manifest: Manifest) -> bool:
     return name == ANCESTORS_FOLDER and manifest.transfer is not None
 
 
+def advice_on(name: str) -> str:
+    """What to do about something of a transfer that the signed manifest does not bind."""
+    if name in (ANCESTORS_FOLDER, TRANSFER_FILE):
+        return (
+            "If polo transfer complete was interrupted, run it again: that finishes it. Going on "
+            "with the training removes it."
+        )
+    return ""
+
+
 def _problem(error: PoloError, place: str = "") -> Check:
     status = Status.UNDECIDED if isinstance(error, StoreError) else Status.FAILED
     return Check("transfer", status, error.message, place=place or error.place, advice=error.advice)

@@ -27,7 +27,7 @@ from polo.storage.folder import (
 )
 from polo.tasks import Task
 from polo.verifier import accuracy, delivered, lineage
-from polo.verifier.final import verify_final
+from polo.verifier.final import about, verify_final
 from polo.verifier.policy import Policy
 from polo.verifier.verdict import Check, Owner, Status, Verdict, counted, described
 from polo.watermark.mark import carrier_of, derive
@@ -70,7 +70,7 @@ def verify(
     checks: list[Check] = []
     trusted = trusted_keys(TrustStore() if trust is None else trust)
     if policy and policy.final_only:
-        return verify_final(Path(proof), trusted, Path(model) if model else None, policy.threads)
+        return verify_final(Path(proof), trusted, Path(model) if model else None, policy)
     run = _Run(Path(proof), trusted, task, policy or Policy(), listener or (lambda *_: None))
     try:
         for check in run.checks(Path(model) if model else None):
@@ -119,7 +119,8 @@ class _Run:
             except PoloError as error:
                 yield _problem("bundle", error)
                 return
-            yield from self._checks(folder, model)
+            for check in self._checks(folder, model):
+                yield about(check, folder, self._path)
 
     def _checks(self, path: Path, model: Path | None) -> Iterator[Check]:
         try:
@@ -260,7 +261,8 @@ class _Run:
                     Status.FAILED,
                     "is in the folder but not in the signed manifest",
                     place=name[:200],
-                    advice="If the run was killed, resume it once: that removes leftovers.",
+                    advice=lineage.advice_on(name)
+                    or "If the run was killed, resume it once: that removes leftovers.",
                 )
             files = [file for file in manifest.files if self._expected(folder, file.path)]
             most_bytes = limits_of(layout, manifest.terms.scheme)
