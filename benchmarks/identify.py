@@ -144,7 +144,7 @@ def power(stage: Stage, trials: int) -> Iterator[Figure]:
     through, asked, rates = 0, screen.screen_of(screen.BITS), []
     for proof in proofs:
         claimant = Claimant(proof, stage.trusted)
-        chosen = screen.sample(claimant)
+        chosen = list(screen.sample(claimant))
         for _ in range(trials):
             rates.append(weak.press(claimant, chosen))
             worth, asked = screen.passes(claimant, weak.source, chosen)
@@ -153,7 +153,7 @@ def power(stage: Stage, trials: int) -> Iterator[Figure]:
     yield amount_of(
         f"power of the screen at η {screen.ETA:g}, computed",
         "of the chains",
-        [asked.power(screen.ETA)],
+        [asked.surely],
         target=_POWER,
         note=f"{asked.least} of {asked.bits} bits let a chain through",
         details={"unmarked_let_through": asked.false_pass},

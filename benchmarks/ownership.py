@@ -10,6 +10,15 @@ from polo.protocol.combination import GRINDING_BITS
 
 Row = Mapping[str, Any]
 
+_TEXT = """\
+`python -m benchmarks robustness`, {date}. Each model was trained with a real chain, a shard an
+epoch, by SGD at rate {rate:g}; then every attack of `polo_lab.attacks`. *Moved* is the norm of
+what the attack changed in the weights, relative to theirs. η is the part of a mark's bits that
+read right: the mean is over all marks and models, the worst is one mark of one model. log2 p
+combines all marks of the chain, with 2^{granted} tries granted for each; of the models the
+weakest is shown. The owner is named where it is {claim} or below."""
+_AGAIN = "The same command on a machine with a GPU, {date}."
+
 _HEAD = (
     "attack", "accuracy before", "after", "weights moved", "mean η", "worst mark η",
     "log2 p, weakest", "owner named",
@@ -23,19 +32,10 @@ _ORDERS = {
 }
 
 
-def sections(recorded: Mapping[str, Any]) -> Iterator[str]:
-    """Text and tables, a pair for each subject."""
+def sections(recorded: Mapping[str, Any], *, again: bool) -> Iterator[str]:
+    """Text and tables, a pair for each subject; what was said before is not said again."""
     settings, rows = recorded["settings"], recorded["rows"]
-    yield (
-        f"`python -m benchmarks robustness`, {settings['date']}. Each model was trained with a "
-        f"real chain, a shard an epoch, by SGD at rate {settings['rate']:g}; then every attack of "
-        "`polo_lab.attacks`. *Moved* is the norm of what the attack changed in the weights, "
-        "relative to theirs. η is the part of a mark's bits that read right: the mean is over all "
-        "marks and models, the worst is one mark of one model. log2 p combines all marks of the "
-        f"chain, with 2^{GRINDING_BITS} tries granted for each; of the models the weakest is "
-        "shown. "
-        f"The owner is named where it is {settings['claim']} or below."
-    )
+    yield _AGAIN.format(**settings) if again else _TEXT.format(granted=GRINDING_BITS, **settings)
     for subject in dict.fromkeys(row["subject"] for row in rows):
         yield from _subject([row for row in rows if row["subject"] == subject])
 

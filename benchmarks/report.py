@@ -4,7 +4,7 @@ No figure in that page is typed by hand: run the benchmarks again, then this.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,9 @@ processes that ran or waited during the minute before and after, the benchmark i
 def main() -> None:
     """Write the page."""
     recorded = json.loads((RESULTS / "latest.json").read_text())
-    noise, robustness = (_recorded(name) for name in ("noise.json", "robustness.json"))
+    attacked = [_recorded(name) for name in ("robustness.json", "robustness-gpu.json")]
     PAGE.parent.mkdir(exist_ok=True)
-    PAGE.write_text(page(recorded, noise, robustness))
+    PAGE.write_text(page(recorded, _recorded("noise.json"), [found for found in attacked if found]))
 
 
 def _recorded(name: str) -> Mapping[str, Any] | None:
@@ -42,7 +42,7 @@ def _recorded(name: str) -> Mapping[str, Any] | None:
 def page(
     recorded: Mapping[str, Any],
     noise: Mapping[str, Any] | None,
-    robustness: Mapping[str, Any] | None,
+    attacked: Sequence[Mapping[str, Any]],
 ) -> str:
     """The page's text."""
     parts = [_INTRODUCTION, "## Machine", *_machine(recorded["machine"])]
@@ -50,8 +50,10 @@ def page(
     parts += ["## Notes", *_notes(recorded["benchmarks"])]
     if noise:
         parts += ["## Obfuscation and accuracy", *_noise(noise)]
-    if robustness:
-        parts += ["## Ownership after attacks", *ownership.sections(robustness)]
+    if attacked:
+        parts.append("## Ownership after attacks")
+    for at, found in enumerate(attacked):
+        parts += ownership.sections(found, again=bool(at))
     return "\n\n".join(parts) + "\n"
 
 

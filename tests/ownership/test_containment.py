@@ -533,3 +533,63 @@ def test_progress_is_told(owner: Any, unrelated: Any, judge: Any) -> None:
     heard: list[Any] = []
     judge(owner.path, unrelated.path, listener=lambda *what: heard.append(what))
     assert [what[1:] for what in heard] == [(0, 2), (1, 2)]
+
+
+def scaled(state: State, factor: float = 128.0) -> State:
+    """A few neurons scaled up, and the layer before them down: the same function."""
+    state = {name: value.copy() for name, value in state.items()}
+    for here, there in (("3", "5"), ("5", "7")):
+        for name in (f"{here}.weight", f"{here}.bias"):
+            state[name][:16] /= factor
+        state[f"{there}.weight"][:, :16] *= factor
+    return state
+
+
+def test_scaling_a_few_neurons_does_not_make_the_copy_the_thiefs(
+    owner: Any, sleeper: Sleeper, owned_task: Any, judge: Any, kit: Any, tmp_path: Path, desk: Any
+) -> None:
+    """The thief's own last checkpoint shares the huge columns, which would decide any cosine."""
+    copy = model_of(owned_task, scaled(owner.state))
+    assert owned_task.evaluate(copy) == pytest.approx(owned_task.evaluate(owner.model), abs=0.02)
+    bait = {name: value.copy() for name, value in state_of(kit.train_plain(owned_task, 5)).items()}
+    for there in ("5", "7"):
+        bait[f"{there}.weight"][:, :16] = state_of(copy)[f"{there}.weight"][:, :16]
+    path = extended(sleeper, tmp_path / "bait", kit, bait)
+    kit.press_all(copy, desk.claimant(path))
+    result = judge(owner.path, path, state_of(copy))
+    assert result.order is Order.FIRST, result.headline()
+
+
+def test_marks_pressed_into_another_model_do_not_make_it_ones_own(
+    owner: Any, sleeper: Sleeper, owned_task: Any, judge: Any, kit: Any, desk: Any,
+    stranger: torch.nn.Module,
+) -> None:  # fmt: skip
+    """The model descends from neither chain, and carries the sleeper's marks alone."""
+    model = model_of(owned_task, state_of(stranger))
+    kit.press_all(model, desk.claimant(sleeper.path))
+    result = judge(owner.path, sleeper.path, state_of(model))
+    assert result.in_model is not None
+    assert [claim.finding for claim in result.in_model] == [Finding.NO_CLAIM, Finding.CLAIM]
+    assert result.order is Order.UNDECIDED
+
+
+@pytest.mark.slow
+def test_a_model_hidden_beside_another_decides_nothing(
+    owner: Any, unrelated: Any, owned_task: Any, judge: Any
+) -> None:
+    """The thief's tensors have the right names; the stolen ones lie beside them, permuted."""
+    hidden = {f"other.{name}": value for name, value in permuted(owner.state).items()}
+    result = judge(
+        owner.path, unrelated.path, {**unrelated.state, **hidden}, align=True, task=owned_task
+    )
+    assert result.order is Order.UNDECIDED, result.headline()
+
+
+def test_a_sale_is_mentioned(
+    make_proof: Any, buy: Any, alice: Any, bob: Any, issuer: polo.Identity, tmp_path: Path
+) -> None:
+    seller = make_proof(tmp_path / "seller")
+    buyer = buy(tmp_path / "buyer", bob, seller=seller.path, seller_key=alice)
+    result = compare(seller.path, buyer.path, trust=issuer.public_key)
+    assert result.first_in_second.finding is Finding.CLAIM
+    assert "by a transfer from the first" in result.advice

@@ -15,7 +15,13 @@ from polo.ownership.claimant import DerivedMark
 from polo.ownership.reading import read_mark
 from polo.ownership.sources import CheckpointSource
 from polo.protocol import chain, nonces, signing
-from polo.protocol.combination import CLAIM_LOG2_P, ReadMark, combine
+from polo.protocol.combination import (
+    CLAIM_LOG2_P,
+    GRINDING_BITS,
+    ReadMark,
+    combine,
+    log2_fisher,
+)
 from polo.protocol.detection import Reading, log2_tail
 from polo.protocol.records import Nonce, Receipt
 from polo.storage.folder import ProofFolder, nonce_path
@@ -242,3 +248,23 @@ def test_a_live_prover_who_keeps_unlucky_nonces_back_gains_nothing(
             (path / nonce_path(shard)).unlink()
     again = ownership.identify(unmarked, [path], trust=issuer.public_key).claims[0]
     assert again.log2_p == claim.log2_p
+
+
+def test_the_price_of_a_false_claim() -> None:
+    """The cheapest offline claim on a stranger's model, over all numbers of marks, in tries.
+
+    Each mark is ground by what Fisher needs beyond the grant; docs/threat-model.md has the figure.
+    """
+
+    def beyond(marks: int) -> float:
+        low, high = 0.0, 300.0
+        for _ in range(60):
+            middle = (low + high) / 2
+            enough = log2_fisher(marks * middle * math.log(2), marks) <= CLAIM_LOG2_P
+            low, high = (low, middle) if enough else (middle, high)
+        return high
+
+    prices = {marks: math.log2(marks) + GRINDING_BITS + beyond(marks) for marks in range(1, 400)}
+    cheapest = min(prices, key=lambda marks: prices[marks])
+    assert 60 <= cheapest <= 80
+    assert 73 <= prices[cheapest] <= 75

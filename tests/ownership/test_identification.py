@@ -399,3 +399,22 @@ def test_hostile_tensors_do_not_stop_it(owner: Any, look: Any) -> None:
     assert look(state).finding is Finding.CLAIM
     lost = {f"z{at}": value for at, value in enumerate(state.values())}
     assert look(lost).finding is Finding.CLAIM
+
+
+def test_scaling_far_down_hides_nothing(owner: Any, look: Any) -> None:
+    """All weights by 2^-60, as a scaling of neurons may do: below what marks are read in."""
+    tiny = {name: v * np.float32(2.0**-60) if v.dtype == np.float32 else v
+            for name, v in owner.state.items()}  # fmt: skip
+    assert look(tiny).finding is Finding.CLAIM
+
+
+def test_adapters_beside_the_weights_are_not_the_model(
+    owner: Any, look: Any, stranger: torch.nn.Module
+) -> None:
+    """What is left of the weights may be anything; nobody can tell until they are merged."""
+    rank = {"base.lora_A.weight": np.ones((4, 16), np.float32)}
+    plain = {name: value.numpy() for name, value in stranger.state_dict().items()}
+    result = look({**plain, **rank})
+    assert result.finding is Finding.UNDECIDED
+    assert "Merge" in result.claims[0].advice
+    assert look({**owner.state, **rank}).finding is Finding.CLAIM

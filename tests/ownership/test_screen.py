@@ -13,7 +13,7 @@ from scipy import stats
 import polo
 from polo import ownership
 from polo.ownership import Finding, identification, screen
-from polo.ownership.screen import BITS, ETA, MARKS, POWER, Screen, passes, screen_of
+from polo.ownership.screen import BITS, EARLY, ETA, MARKS, POWER, Screen, passes, screen_of
 from polo.ownership.sources import ArraySource, CheckpointSource
 from polo.protocol.combination import ReadMark
 from polo.protocol.detection import Reading
@@ -39,7 +39,7 @@ def test_it_is_the_strictest_screen_of_its_power(bits: int) -> None:
 
 def test_the_usual_screen_lets_few_strangers_through() -> None:
     usual = screen_of(BITS)
-    assert usual.false_pass == usual.power(0.5) < 2e-3
+    assert usual.false_pass == usual.power(0.5) < 5e-3
     assert usual.power(0.7) > 1 - 1e-8
 
 
@@ -58,7 +58,7 @@ def chain(desk: Any, owner: Any, kit: Any, tmp_path: Path) -> Any:
     return desk.claimant(path)
 
 
-@pytest.mark.parametrize(("eta", "least", "most"), [(0.62, 0.999, 1.0), (0.5, 0.0, 0.002)])
+@pytest.mark.parametrize(("eta", "least", "most"), [(0.62, 0.999, 1.0), (0.5, 0.0, 0.01)])
 def test_a_chain_that_reads_at_a_rate_gets_through_as_it_should(
     chain: Any, monkeypatch: pytest.MonkeyPatch, eta: float, least: float, most: float
 ) -> None:
@@ -89,9 +89,9 @@ def test_it_reads_a_few_bits_of_a_few_marks(
     monkeypatch.setattr(screen, "read_mark", spy)
     worth, looked = passes(chain, CheckpointSource(checkpoint_of(stranger)))
     assert not worth
-    assert looked == screen_of(BITS)
-    assert len(read) == MARKS
-    assert len({shard for shard, _ in read}) == MARKS
+    assert len(read) in (EARLY, MARKS)
+    assert looked == screen_of(BITS * len(read) // MARKS)
+    assert len({shard for shard, _ in read}) == len(read)
     assert {groups for _, groups in read} == {4}
 
 
@@ -102,7 +102,7 @@ def test_nobody_can_foresee_which_marks_are_looked_at(chain: Any) -> None:
     assert len({tuple(draw) for draw in draws}) > 190
     assert {shard for draw in draws for shard, *_ in draw} == set(range(1, 21))
     assert all(len({shard for shard, *_ in draw}) == MARKS for draw in draws)
-    again = [screen.sample(chain, random.Random(5)) for _ in range(2)]
+    again = [list(screen.sample(chain, random.Random(5))) for _ in range(2)]
     assert again[0] == again[1]
 
 
@@ -130,7 +130,7 @@ def test_a_dense_key_is_screened_whole(
     )
     worth, looked = passes(desk.claimant(path), CheckpointSource(checkpoint_of(stranger)))
     assert not worth
-    assert looked.bits == MARKS * 256
+    assert looked.bits in (EARLY * 256, MARKS * 256)
 
 
 def test_one_mark_that_survived_alone_gets_through(
@@ -138,7 +138,7 @@ def test_one_mark_that_survived_alone_gets_through(
 ) -> None:
     """All others were scrubbed by somebody who had been shown them."""
 
-    chosen = screen.sample(chain)
+    chosen = list(screen.sample(chain))
     survivor = chosen[0][0].shard
 
     def scrubbed(_claimant: Any, mark: Any, _source: Any, groups: Any) -> ReadMark:
@@ -190,7 +190,7 @@ def test_below_a_handful_of_chains_nothing_is_screened(
     assert result.screen is None
     assert not any(claim.screened for claim in result.claims)
     screened = look(owner.state, *idle)
-    assert screened.screen == screen_of(BITS)
+    assert screened.screen in (screen_of(BITS), screen_of(BITS * EARLY // MARKS))
     assert sum(claim.screened for claim in screened.claims) == 3
     assert screened.to_json()["screen"]["least_matches"] == screened.screen.least
 

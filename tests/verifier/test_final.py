@@ -1,5 +1,6 @@
 """Ownership of the final model only: what is asked for, and what is not."""
 
+import hashlib
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 import polo
 from polo.protocol import signing
-from polo.protocol.records import Bundle
+from polo.protocol.records import Bundle, File
 from polo.storage import bundle as bundles
 from polo.storage.bundle import read_bundle, write_bundle
 from polo.storage.folder import MANIFEST_FILE, ProofFolder, checkpoint_path, nonce_path
@@ -136,3 +137,22 @@ def test_messages_name_the_bundle(made: Any, tmp_path: Path) -> None:
     (check,) = verdict.of(Status.UNDECIDED)
     assert check.name == "issuer"
     assert check.place == str(path)
+
+
+def test_all_checks_of_a_bundle_name_the_bundle(
+    made: Any, issuer: polo.Identity, alice: polo.Identity, tmp_path: Path
+) -> None:
+    """A checkpoint that was signed and is none: its error knows where the bundle was unpacked."""
+    folder, name = ProofFolder(made.path), checkpoint_path(4)
+    (made.path / name).write_bytes(b"none")
+    manifest = folder.manifest()
+    wrong = File(name, 4, hashlib.sha256(b"none").digest())
+    files = tuple(wrong if file.path == name else file for file in manifest.files)
+    signed = signing.sign(replace(manifest, files=files), alice)
+    (made.path / MANIFEST_FILE).write_bytes(signed.to_bytes())
+    write_bundle(folder, tmp_path / "bob.polo", bundles.whole(signed))
+    verdict = polo.verify(tmp_path / "bob.polo", trust=issuer.public_key, task=made.task)
+    assert verdict.outcome is Outcome.REJECTED
+    told = " ".join(f"{check.place} {check.detail} {check.advice}" for check in verdict.checks)
+    assert f"{tmp_path}/bob.polo/{name}" in told
+    assert "/polo-" not in told

@@ -160,11 +160,11 @@ def _show(result: "Identification", console: "Console") -> None:
     if left := len(result.claims) - len(shown):
         _dim(console, f"\n{left} more chains without a claim")
     if result.screen:
-        power = result.screen.power(0.62)
+        power = result.screen.surely
         _dim(
             console,
-            f"the screen read {result.screen.bits} bits of each chain; a chain whose marks read at "
-            f"η = 0.62 gets through with probability {power:.4f}",
+            "a screen of some hundred bits came first; a chain whose marks read at η = 0.62 gets "
+            f"through it with probability {power:.4f} or more",
         )
 
 

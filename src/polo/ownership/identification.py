@@ -12,7 +12,7 @@ from polo.ownership.claim import Claim, Finding, Tries
 from polo.ownership.claimant import Claimant
 from polo.ownership.matching import MatchedSource, Matcher, Matching
 from polo.ownership.reading import read_mark
-from polo.ownership.screen import ETA, Screen, passes
+from polo.ownership.screen import Screen, passes
 from polo.protocol.combination import log2_selections
 from polo.storage.bundle import opened
 from polo.weights.checkpoint import Checkpoint
@@ -76,7 +76,7 @@ class Identification:
         looked = self.screen and {
             "bits": self.screen.bits,
             "least_matches": self.screen.least,
-            "power_at_0.62": self.screen.power(ETA),
+            "power_at_0.62": self.screen.surely,
             "false_pass": self.screen.false_pass,
         }
         return {

@@ -38,8 +38,8 @@ def read_mark(
     there = {group: row for group, row in rows.items() if row is not None}
     if not there:
         return ReadMark(derived.shard, Reading(0, 0), derived.live)
-    values = np.stack([row.reshape(-1) for row in there.values()])
-    right = scheme(mark.scheme.name)(mark, values, list(there))
+    values = np.array(list(there.values()), dtype=np.float64)
+    right = scheme(mark.scheme.name)(mark, _within_range(values), list(there))
     return ReadMark(derived.shard, Reading(right.size, int(right.sum())), derived.live)
 
 
@@ -48,24 +48,22 @@ def _group(mark: Mark, carrier: Carrier, source: WeightSource, group: int) -> Va
     per_group = len(mark.blocks) // mark.groups
     blocks = mark.blocks[group * per_group : (group + 1) * per_group]
     found = [_block(carrier, source, block) for block in blocks]
-    if all(row is None for row in found):
-        return None
-    return _within_range(
-        np.stack([np.zeros(carrier.block) if row is None else row for row in found])
-    )
-
-
-def _within_range(values: Values) -> Values:
-    """A group scaled by a power of two, so that no rescaling hides it below what is read.
-
-    Signs of sums do not change by it.
-    """
-    exponent = int(np.frexp(np.abs(values).max())[1])
-    scaled: Values = np.ldexp(values.astype(np.float64), -exponent)
-    return scaled
+    if len(found) == 1 or all(row is None for row in found):
+        return found[0]
+    return np.concatenate([np.zeros(carrier.block) if row is None else row for row in found])
 
 
 def _block(carrier: Carrier, source: WeightSource, block: int) -> Values | None:
     where = carrier.locate(block)
     row = source.weights(where.tensor, where.element, where.element + carrier.block)
     return row if row is not None and bool(np.isfinite(row).all()) else None
+
+
+def _within_range(values: Values) -> Values:
+    """Groups scaled by powers of two, so that no rescaling hides them below what is read.
+
+    Signs of sums do not change by it.
+    """
+    exponents = np.frexp(np.abs(values).max(axis=1))[1]
+    scaled: Values = np.ldexp(values, -exponents[:, None])
+    return scaled

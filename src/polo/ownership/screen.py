@@ -5,11 +5,11 @@ from an unmarked one. The screen's power is computed, not hoped for: `Screen.pow
 that a chain whose marks read at a given rate gets through.
 """
 
-import contextlib
 import functools
 import math
 import random
 import secrets
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from polo.errors import PoloError
@@ -19,11 +19,14 @@ from polo.ownership.sources import WeightSource
 
 MARKS = 6
 BITS = 768
+EARLY = 4
+"""Marks after which most strangers can be told already."""
+
 ETA = 0.62
 """Per-mark detection rate at which the screen must let a chain through."""
 
-POWER = 0.9999
-"""How surely it must, at that rate."""
+POWER = 0.99995
+"""How surely it must, at that rate, at either look."""
 
 ALONE = -30
 """log2 p at which one mark alone lets a chain through: the others may have been scrubbed."""
@@ -46,6 +49,11 @@ class Screen:
         return math.fsum(_chance(self.bits, k, eta) for k in range(self.least, self.bits + 1))
 
     @property
+    def surely(self) -> float:
+        """How surely a chain at the rate it must let through gets through, both looks together."""
+        return 1 - 2 * (1 - self.power(ETA))
+
+    @property
     def false_pass(self) -> float:
         """Chance that an unmarked model gets through."""
         return self.power(0.5)
@@ -61,24 +69,26 @@ def screen_of(bits: int) -> Screen:
     return Screen(bits, least)
 
 
-Sample = list[tuple[DerivedMark, list[int]]]
+Sample = Iterable[tuple[DerivedMark, list[int]]]
 """Marks to look at, and which groups of each."""
 
 
-def sample(claimant: Claimant, draw: random.Random | None = None) -> Sample:
+def sample(
+    claimant: Claimant, draw: random.Random | None = None
+) -> Iterator[tuple[DerivedMark, list[int]]]:
     """Draw a few groups of a few marks.
 
     The system's randomness draws, so that nobody can foresee which marks to scrub.
     """
     draw = draw or secrets.SystemRandom()
-    chosen: Sample = []
     for shard in draw.sample(range(1, claimant.shards + 1), min(MARKS, claimant.shards)):
-        with contextlib.suppress(PoloError):
+        try:
             derived = claimant.mark(shard)
-            mark = derived.mark
-            count = min(mark.groups, max(1, BITS // MARKS // mark.group_bits))
-            chosen.append((derived, draw.sample(range(mark.groups), count)))
-    return chosen
+        except PoloError:
+            continue
+        mark = derived.mark
+        count = min(mark.groups, max(1, BITS // MARKS // mark.group_bits))
+        yield derived, draw.sample(range(mark.groups), count)
 
 
 def passes(
@@ -89,13 +99,16 @@ def passes(
     A chain of which too few bits can be read, or whose nonces are not here, gets through.
     """
     bits = matches = 0
-    alone = False
-    for derived, groups in sample(claimant) if chosen is None else chosen:
+    chosen = sample(claimant) if chosen is None else chosen
+    for at, (derived, groups) in enumerate(chosen, start=1):
         reading = read_mark(claimant, derived, source, groups).reading
         bits, matches = bits + reading.bits, matches + reading.matches
-        alone |= reading.log2_p <= ALONE
+        if reading.log2_p <= ALONE:
+            return True, screen_of(bits)
+        if at == EARLY and bits >= BITS // 2 and matches < screen_of(bits).least:
+            return False, screen_of(bits)
     screen = screen_of(bits)
-    return alone or bits < BITS // 4 or matches >= screen.least, screen
+    return bits < BITS // 4 or matches >= screen.least, screen
 
 
 def _chance(bits: int, matches: int, eta: float) -> float:
