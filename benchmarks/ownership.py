@@ -48,7 +48,7 @@ def _subject(rows: Sequence[Row]) -> Iterator[str]:
     }
     models = len({row["seed"] for row in rows})
     yield (
-        f"**{first['subject']}**: {models} models, {first['epochs']} epochs, marks of "
+        f"**{first['subject']}**: {models} model{'' if models == 1 else 's'}, {first['epochs']} epochs, marks of "
         f"{first['bits']} bits."
     )
     yield table.markdown(_HEAD, [_line(name, found) for name, found in by_attack.items()])

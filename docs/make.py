@@ -42,8 +42,8 @@ COMMANDS = (
 COMMANDS_HEAD = """# Commands
 
 Made by `make docs` from the commands' own help. Exit codes: 0 accepted, claimed, or done; 1
-rejected (`verify`), no claim (`identify`), unrelated (`compare`) or does not fit (`validate`); 2 could
-not decide, could not be done, or not understood.
+rejected (`verify`), no claim (`identify`), unrelated (`compare`) or does not fit (`validate`); 2
+could not decide, could not be done, or not understood.
 
 | setting | what it does |
 |---|---|
