@@ -47,8 +47,9 @@ def _subject(rows: Sequence[Row]) -> Iterator[str]:
         for name in dict.fromkeys(row["attack"] for row in rows)
     }
     models = len({row["seed"] for row in rows})
+    plural = "" if models == 1 else "s"
     yield (
-        f"**{first['subject']}**: {models} model{'' if models == 1 else 's'}, {first['epochs']} epochs, marks of "
+        f"**{first['subject']}**: {models} model{plural}, {first['epochs']} epochs, marks of "
         f"{first['bits']} bits."
     )
     yield table.markdown(_HEAD, [_line(name, found) for name, found in by_attack.items()])
