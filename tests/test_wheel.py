@@ -25,7 +25,9 @@ def test_quickstart_from_the_wheel(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert "polo/py.typed" in names
-    assert not [name for name in names if not name.startswith(("polo/", "polo_proof-"))]
+    assert not [
+        name for name in names if not name.startswith(("polo/", "polo_lab/", "polo_proof-"))
+    ]
     call(sys.executable, "-m", "venv", "clean", cwd=tmp_path)
     python = tmp_path / "clean" / "bin" / "python"
     constraints = ROOT / "constraints.txt"

@@ -65,10 +65,11 @@ def test_neighbouring_checkpoints_show_where_the_mark_is(claimant: Claimant) -> 
     before, after = weights(claimant, EPOCHS - 1), weights(claimant, EPOCHS)
     derived = claimant.mark(EPOCHS)
     blocks = set(derived.mark.blocks)
-    farthest = moves(claimant, before, after)[: len(blocks)]
-    assert len(blocks & set(farthest)) >= len(blocks) * 3 // 4
+    # All of them among the four tenths that moved farthest; often they are the very first.
+    farthest = moves(claimant, before, after)[: claimant.carrier.blocks * 2 // 5]
+    assert blocks <= set(farthest)
     # Whoever sees that can put the blocks back, and the mark is gone; older ones stay.
-    for block in moves(claimant, before, after)[: 3 * len(blocks)]:
+    for block in farthest:
         where = claimant.carrier.locate(block)
         span = slice(where.element, where.element + claimant.carrier.block)
         after[where.tensor][span] = before[where.tensor][span]
