@@ -1,6 +1,8 @@
 """Marks after alignment: the owner is found, and nobody gains by choosing the reference."""
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -266,3 +268,19 @@ def test_the_wiring_of_a_task_is_traced_once(
         for _ in range(2):
             assert aligner.better(claimant, model, blank).finding is Finding.CLAIM
     assert len(calls) == 1
+
+
+def test_without_torch_alignment_says_what_is_missing(owned: Any, tmp_path: Path) -> None:
+    """In a process in which torch cannot be imported."""
+    program = """
+import sys
+sys.modules["torch"] = None
+from polo import cli
+sys.exit(cli.run(["identify", *sys.argv[1:], "--align"]))
+"""
+    found = owned.path / checkpoint_path(0)
+    command = [sys.executable, "-c", program, str(found), "--proof", str(owned.path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "polo-proof[align]" in done.stderr
+    assert "Traceback" not in done.stderr

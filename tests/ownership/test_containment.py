@@ -593,3 +593,24 @@ def test_a_sale_is_mentioned(
     result = compare(seller.path, buyer.path, trust=issuer.public_key)
     assert result.first_in_second.finding is Finding.CLAIM
     assert "by a transfer from the first" in result.advice
+
+
+@pytest.mark.slow
+def test_asking_for_alignment_undoes_no_decision(
+    owner: Any, sleeper: Sleeper, owned_task: Any, judge: Any, kit: Any, tmp_path: Path
+) -> None:
+    """Marks that are contained decide; only what is not found needs alignment to count."""
+    path = extended(sleeper, tmp_path / "extended", kit, sleeper.copy)
+    thin = tmp_path / "thin"
+    shutil.copytree(path, thin)
+    for old in sorted((thin / "checkpoints").iterdir())[:-1]:
+        old.unlink()
+    assert judge(owner.path, thin, align=True, task=owned_task).order is Order.FIRST
+    # Of a chain that cannot be aligned nobody can say that it is unrelated.
+    idle = tmp_path / "idle"
+    shutil.copytree(sleeper.path, idle)
+    for old in sorted((idle / "checkpoints").iterdir())[:-1]:
+        old.unlink()
+    plain = judge(owner.path, idle)
+    assert plain.order is Order.UNRELATED
+    assert judge(owner.path, idle, align=True, task=owned_task).order is Order.UNDECIDED

@@ -156,3 +156,13 @@ def test_all_checks_of_a_bundle_name_the_bundle(
     told = " ".join(f"{check.place} {check.detail} {check.advice}" for check in verdict.checks)
     assert f"{tmp_path}/bob.polo/{name}" in told
     assert "/polo-" not in told
+
+
+def test_a_model_that_cannot_be_read_decides_nothing(
+    made: Any, issuer: polo.Identity, tmp_path: Path
+) -> None:
+    (tmp_path / "model.pt").write_bytes(b"\x80\x02}q\x00.")
+    (tmp_path / "model.gguf").write_bytes(b"GGUF\x03\x00\x00\x00")
+    for name in ("model.pt", "model.gguf", "nowhere.safetensors"):
+        verdict = final(made, issuer, model=tmp_path / name)
+        assert verdict.outcome is Outcome.UNDECIDED, verdict.headline()

@@ -76,11 +76,7 @@ class Aligner:
         # Only a nonce that was checked binds the root before it, by a receipt or by the seed.
         bound = [at for at in history.stored(claimant.manifest) if at + 1 in shown]
         numbers = references(bound, claimant.shards)
-        if not numbers:
-            raise StoreError(
-                "no older checkpoint is here to align to",
-                advice="Alignment needs a proof that kept checkpoints before its last one.",
-            )
+        used: list[int] = []
         read: list[ReadMark] = []
         newer = claimant.shards
         for number, checkpoint in claimant.checkpoints():
@@ -94,7 +90,14 @@ class Aligner:
             chosen = [mark for mark in derived if number < mark.shard <= last]
             read += [read_mark(claimant, mark, source) for mark in chosen]
             newer = number
-        return sorted(read, key=lambda mark: mark.shard), numbers
+            used.insert(0, number)
+        if not used:
+            # Listed ones may have been left out of the folder.
+            raise StoreError(
+                "no older checkpoint is here to align to",
+                advice="Alignment needs a proof that kept checkpoints before its last one.",
+            )
+        return sorted(read, key=lambda mark: mark.shard), used
 
     def _wiring(self, claimant: Claimant) -> Wiring:
         terms = claimant.manifest.terms

@@ -72,11 +72,13 @@ class Contained:
         claim: The strongest of the claims, one per checkpoint, corrected for all of them.
         checkpoint: The shard whose checkpoint it was read from.
         looked: Number of checkpoints that were looked at.
+        unaligned: Why the last of them could not be aligned, where that was asked for.
     """
 
     claim: Claim
     checkpoint: int
     looked: int
+    unaligned: str = ""
 
     @property
     def finding(self) -> Finding:
@@ -219,6 +221,8 @@ def _decide(
     if Finding.CLAIM in found:
         reason = "one direction holds, and the other could not be read"
         return Order.UNDECIDED, reason, "Ask both for the verifier's bundle."
+    if unaligned := ab.unaligned or ba.unaligned:
+        return Order.UNDECIDED, unaligned, "Ask both for proofs that kept older checkpoints."
     return _by_descent(in_model, likeness, strangers)
 
 
@@ -286,11 +290,15 @@ def _contained(
     if not marks:
         return Contained(replace(blank, problem="no nonce is here"), 0, 0)
     claims: list[tuple[int, Claim]] = []
+    unaligned = ""
     with contextlib.closing(_committed(other)) as kept:
         for number, checkpoint in kept:
             claim = _claim_in(owner, marks, checkpoint, blank)
             if aligner and number == other.shards and claim.finding is not Finding.CLAIM:
-                claim = aligner.better(owner, found_in(checkpoint), claim)
+                aligned = aligner.better(owner, found_in(checkpoint), claim)
+                # Whether marks are contained is told without it, too; that they are not is not.
+                unaligned = aligned.problem
+                claim = claim if unaligned else aligned
             claims.append((number, claim))
     if not claims:
         return Contained(replace(blank, problem="no committed checkpoint is here"), 0, 0)
@@ -298,7 +306,7 @@ def _contained(
     if strongest.finding is Finding.NO_CLAIM and claims[0][0] != other.shards:
         # Whoever stole the other's model and committed to it would leave out just that one.
         strongest = replace(strongest, problem="the last committed checkpoint is not here")
-    return Contained(strongest, number, len(claims))
+    return Contained(strongest, number, len(claims), unaligned)
 
 
 def _claim_in(
@@ -348,10 +356,13 @@ def _likeness(claimant: Claimant, found: FoundModel) -> float | None:
 
 
 def _unexplained(claimant: Claimant, found: FoundModel) -> int:
-    """Tensors of a carrier's shape beyond those that the carrier takes."""
-    shapes = Counter(bare(claimant.layout.tensors[at].shape) for at in claimant.carrier.tensors)
+    """Tensors of a carrier's shape beyond those that the layout knows."""
+    layout = claimant.layout
+    known = [layout.index[tie.name] for tie in layout.ties] + list(range(len(layout.tensors)))
+    shapes = Counter(bare(layout.tensors[at].shape) for at in known)
     there = Counter(bare(t.shape) for t in found.tensors.values() if not t.refusal)
-    return sum(max(0, there[shape] - count) for shape, count in shapes.items())
+    carried = {bare(layout.tensors[at].shape) for at in claimant.carrier.tensors}
+    return sum(max(0, there[shape] - shapes[shape]) for shape in carried)
 
 
 def _handed_on(a: Claimant, b: Claimant) -> str:

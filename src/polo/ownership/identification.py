@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polo.errors import PoloError
+from polo.errors import MissingError, PoloError
 from polo.keys import Trust, TrustStore, trusted_keys
 from polo.ownership.claim import Claim, Finding, Tries
 from polo.ownership.claimant import Claimant
@@ -131,8 +131,13 @@ def identify(
 
 def aligner_for(task: Any) -> "Aligner":
     """What undoes permutation and the like; needs torch, which only those who ask for it load."""
-    from polo.ownership.aligned import Aligner
-
+    try:
+        from polo.ownership.aligned import Aligner
+    except ImportError as error:
+        raise MissingError(
+            f"alignment needs torch and scipy: {error}",
+            advice="pip install 'polo-proof[align]'",
+        ) from error
     return Aligner(task)
 
 
@@ -172,15 +177,16 @@ class _Search:
         blank = replace(blank, owner=claimant.owner, issuer=claimant.issuer)
         with newest_checkpoint(claimant) as reference:
             matching = self._matcher.match(claimant.carrier, reference)
-        if self._screening and matching.coverage == 1.0:
-            worth, self.screen = passes(claimant, MatchedSource(self._found, matching))
-            if not worth:
-                return replace(blank, screened=True, coverage=1.0, how=_how(matching))
-        claimant.check_signatures()
+        if self._screening:
+            if matching.coverage == 1.0:
+                worth, self.screen = passes(claimant, MatchedSource(self._found, matching))
+                if not worth:
+                    return replace(blank, screened=True, coverage=1.0, how=_how(matching))
+            claimant.check_signatures()
         claim = self._read(claimant, blank, matching)
         if claim.finding is Finding.CLAIM or claim.problem:
             return claim
-        if any("lora_" in name for name in self._found.tensors):
+        if _beside(self._found.tensors) and not _beside(claimant.carrier.names):
             problem = "adapters (LoRA) lie beside the weights, which alone are not the model"
             return replace(claim, problem=problem, advice="Merge them into the weights first.")
         if self._aligner:
@@ -217,6 +223,11 @@ def newest_checkpoint(claimant: Claimant) -> Iterator[Checkpoint | None]:
         except PoloError:
             newest = None
         yield newest[1] if newest else None
+
+
+def _beside(names: Iterable[str]) -> bool:
+    """Whether there are adapters, which have to be merged before the weights are the model."""
+    return any("lora_" in name for name in names)
 
 
 def _how(matching: Matching) -> str:

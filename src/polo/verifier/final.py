@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from polo._version import __version__
-from polo.errors import PoloError, StoreError
+from polo.errors import PoloError
 from polo.ownership import Finding, identify
 from polo.ownership.claim import Claim
 from polo.ownership.claimant import Claimant, UntrustedError
@@ -23,7 +23,7 @@ from polo.protocol.records import Bundle
 from polo.storage.bundle import files_of, named, opened
 from polo.storage.folder import checkpoint_path
 from polo.verifier.policy import Policy
-from polo.verifier.verdict import FINAL, Check, Status, Verdict, counted
+from polo.verifier.verdict import FINAL, Check, Status, Verdict, counted, problem
 from polo.weights.files import FileCheckpoint
 from polo.weights.hashing import commit
 
@@ -70,10 +70,10 @@ class _Final:
                 claimant = Claimant(self.folder, self._trusted)
                 part = _part_of(claimant)
             except UntrustedError as error:
-                yield _problem("issuer", error, Status.UNDECIDED)
+                yield problem("issuer", error, Status.UNDECIDED, level=FINAL)
                 return
             except PoloError as error:
-                yield _problem("manifest", error)
+                yield problem("manifest", error, level=FINAL)
                 return
             self._note(claimant)
             yield Check("issuer", Status.PASSED, f"{claimant.issuer} signed the terms", level=FINAL)
@@ -124,7 +124,7 @@ class _Final:
             with FileCheckpoint.canonical(path, claimant.layout) as last:
                 root = commit(last, threads=self._policy.threads).root
         except PoloError as error:
-            return _problem("root", error)
+            return problem("root", error, level=FINAL)
         same = root == claimant.manifest.last_root
         detail = f"root {root.hex()[:16]}…" if same else "the weights are not those of the chain"
         status = Status.PASSED if same else Status.FAILED
@@ -136,7 +136,8 @@ class _Final:
         try:
             result = identify(model, [claimant.folder.path], trust=list(self._trusted))
         except PoloError as error:
-            yield _problem("ownership", error)
+            # A model that cannot be read decides nothing, whatever is wrong with it.
+            yield problem("ownership", error, Status.UNDECIDED, level=FINAL)
             return
         claim, thresholds = result.claims[0], claimant.manifest.terms.thresholds
         for mark in claim.marks:
@@ -201,9 +202,3 @@ def _figures(reading: Reading) -> dict[str, float | int | str]:
         "bits": reading.bits,
         "log2_p": reading.log2_p,
     }
-
-
-def _problem(name: str, error: PoloError, status: Status | None = None) -> Check:
-    if status is None:
-        status = Status.UNDECIDED if isinstance(error, StoreError) else Status.FAILED
-    return Check(name, status, error.message, place=error.place, advice=error.advice, level=FINAL)

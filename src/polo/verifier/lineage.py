@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from polo.errors import PoloError, StoreError
+from polo.errors import PoloError
 from polo.keys import Ed25519Verifier
 from polo.protocol import transfer
 from polo.protocol.records import Manifest, identity_of
 from polo.storage import ancestors
 from polo.storage.folder import ANCESTORS_FOLDER, BUNDLE_FILE, TRANSFER_FILE, ProofFolder
 from polo.storage.folder import ancestor_path as path_of
-from polo.verifier.verdict import Check, Owner, Status
+from polo.verifier.verdict import Check, Owner, Status, problem
 
 DOUBLE_SALE = (
     "offline nobody sees whether a seller handed the same model to somebody else, too; ask, or "
@@ -69,7 +69,7 @@ class Lineage:
         try:
             paths = ancestors.found_in(self._folder)
         except PoloError as error:
-            yield _problem(error)
+            yield problem("transfer", error)
             return
         for number, path in enumerate(paths, start=1):
             yield from self._form(number, path)
@@ -166,7 +166,7 @@ class Lineage:
             handed = folder.transfer()
             transfer.check(handed, Ed25519Verifier(), place=place)
         except PoloError as error:
-            yield _problem(error, place)
+            yield replace(problem("transfer", error), place=place)
             return
         details = [fault.detail for fault in transfer.faults(handed, seller, buyer)]
         if handed.digest != buyer.transfer:
@@ -195,8 +195,3 @@ def advice_on(name: str) -> str:
             "with the training removes it."
         )
     return ""
-
-
-def _problem(error: PoloError, place: str = "") -> Check:
-    status = Status.UNDECIDED if isinstance(error, StoreError) else Status.FAILED
-    return Check("transfer", status, error.message, place=place or error.place, advice=error.advice)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from polo.errors import MissingError, PoloError, StoreError
 from polo.protocol.records import Bundle
 
 MOST_SPANS = 8
@@ -224,6 +225,29 @@ class Check:
             "meaning": self.meaning,
             "advice": self.advice,
         }
+
+
+def problem(
+    name: str,
+    error: PoloError,
+    status: Status | None = None,
+    *,
+    shard: int = 0,
+    level: str = "chain",
+) -> Check:
+    """An error as a check: what is not here or not installed decides nothing."""
+    if status is None:
+        absent = isinstance(error, (MissingError, StoreError))
+        status = Status.UNDECIDED if absent else Status.FAILED
+    return Check(
+        name,
+        status,
+        error.message,
+        shard=shard,
+        place=error.place,
+        advice=error.advice,
+        level=level,
+    )
 
 
 @dataclass(frozen=True)

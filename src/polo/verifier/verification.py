@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from polo._version import __version__
-from polo.errors import FormatError, MissingError, PoloError, StoreError
+from polo.errors import FormatError, PoloError, StoreError
 from polo.keys import Ed25519Verifier, Trust, TrustStore, trusted_keys
 from polo.protocol import canonical, chain, signing
 from polo.protocol.carrier import Carrier
@@ -29,7 +29,7 @@ from polo.tasks import Task
 from polo.verifier import accuracy, delivered, lineage
 from polo.verifier.final import about, verify_final
 from polo.verifier.policy import Policy
-from polo.verifier.verdict import Check, Owner, Status, Verdict, counted, described
+from polo.verifier.verdict import Check, Owner, Status, Verdict, counted, described, problem
 from polo.watermark.mark import carrier_of, derive
 from polo.watermark.reading import OpenedCheckpoint, read, values_of
 from polo.watermark.schemes import SCHEMES
@@ -114,10 +114,10 @@ class _Run:
             try:
                 folder = stack.enter_context(opened(self._path))
             except StoreError as error:
-                yield _problem("manifest", error, Status.UNDECIDED)
+                yield problem("manifest", error, Status.UNDECIDED)
                 return
             except PoloError as error:
-                yield _problem("bundle", error)
+                yield problem("bundle", error)
                 return
             for check in self._checks(folder, model):
                 yield about(check, folder, self._path)
@@ -127,10 +127,10 @@ class _Run:
             folder = ProofFolder(path)
             manifest = folder.manifest()
         except StoreError as error:
-            yield _problem("manifest", error, Status.UNDECIDED)
+            yield problem("manifest", error, Status.UNDECIDED)
             return
         except PoloError as error:
-            yield _problem("manifest", error)
+            yield problem("manifest", error)
             return
         yield Check("manifest", Status.PASSED, f"format {manifest.FORMAT}")
         self.manifest = manifest
@@ -138,7 +138,7 @@ class _Run:
         try:
             yield from self._part(folder, manifest)
         except PoloError as error:
-            yield _problem("bundle", error)
+            yield problem("bundle", error)
             return
         trusted = True
         for check in self._parties(manifest):
@@ -150,7 +150,7 @@ class _Run:
             layout = self._layout(folder, manifest)
             carrier = carrier_of(manifest.terms, layout)
         except PoloError as error:
-            yield _problem("layout", error)
+            yield problem("layout", error)
             return
         yield Check("layout", Status.PASSED, counted(len(layout.tensors), "tensor"))
         damaged: set[str] = set()
@@ -225,7 +225,7 @@ class _Run:
         try:
             signing.check(enrolment, enrolment.issuer, self._signatures, place="enrolment")
         except PoloError as error:
-            yield _problem("issuer", error)
+            yield problem("issuer", error)
             return
         if name := self._trusted.get(enrolment.issuer):
             yield Check("issuer", Status.PASSED, f"{name} ({issuer}…) signed the terms")
@@ -239,7 +239,7 @@ class _Run:
         try:
             signing.check(manifest, enrolment.identity, self._signatures, place=MANIFEST_FILE)
         except PoloError as error:
-            yield _problem("signature", error)
+            yield problem("signature", error)
             return
         yield Check(
             "signature", Status.PASSED, f"signed by {identity_of(enrolment.identity).hex()[:16]}…"
@@ -285,7 +285,7 @@ class _Run:
                 except PoloError as error:
                     wrong = True
                     shard = _shard_of(file.path, manifest)
-                    yield _problem("files", error, shard=shard)
+                    yield problem("files", error, shard=shard)
         except PoloError as error:
             yield Check("files", Status.FAILED, str(error))
             return
@@ -357,7 +357,7 @@ class _Run:
                 query = walk.open(folder.nonce(shard), place=place)
             except PoloError as error:
                 walk.skip()
-                yield _problem("nonce", error, shard=shard)
+                yield problem("nonce", error, shard=shard)
                 continue
             yield Check("nonce", Status.PASSED, "the issuer committed to it", shard=shard)
             check = self._mark(folder, walk, query, carrier, listed)
@@ -401,7 +401,7 @@ class _Run:
                 )
         except PoloError as error:
             walk.skip()
-            return _problem("mark", error, shard=shard)
+            return problem("mark", error, shard=shard)
         if root != query.root:
             walk.skip()
             detail = "what is opened does not belong to the committed weights"
@@ -447,7 +447,7 @@ class _Run:
                 if model and number == len(manifest.shards):
                     yield delivered.compare(model, checkpoint)
         except PoloError as error:
-            yield _problem("root", error)
+            yield problem("root", error)
         for number in stored:
             if number not in seen:
                 detail = "the stored weights could not be read, so they were not checked"
@@ -461,7 +461,7 @@ class _Run:
         try:
             root = commit(checkpoint, threads=self._policy.threads).root
         except PoloError as error:
-            return _problem("root", error, shard=number)
+            return problem("root", error, shard=number)
         same = root == manifest.root_before(number + 1)
         return Check(
             "root",
@@ -521,14 +521,6 @@ class _Run:
                 level=level,
                 advice="Use a release of PoLO that knows this level.",
             )
-
-
-def _problem(name: str, error: PoloError, status: Status | None = None, *, shard: int = 0) -> Check:
-    """An error as a check: what is not here or not installed decides nothing."""
-    if status is None:
-        absent = isinstance(error, (MissingError, StoreError))
-        status = Status.UNDECIDED if absent else Status.FAILED
-    return Check(name, status, error.message, shard=shard, place=error.place, advice=error.advice)
 
 
 def _parent(manifest: Manifest) -> Iterator[Check]:
