@@ -23,8 +23,9 @@ from torch import nn
 
 from polo import ownership
 from polo.ownership import Finding
+from polo.ownership.matching import MatchedSource, Matcher
 from polo.ownership.reading import read_mark
-from polo.ownership.sources import CheckpointSource
+from polo.ownership.sources import CheckpointSource, found_in
 from polo.protocol.combination import CLAIM_LOG2_P, ReadMark, combine
 from polo.protocol.detection import Reading, log2_tail
 from polo.weights.checkpoint import checkpoint_of
@@ -511,3 +512,37 @@ def test_aligned_unrelated_networks_read_at_chance_where_the_reference_is_older_
         check_super_uniform([reading.log2_p for reading in found])
     else:
         assert refuses(check_fair, found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["aligned", "matched"])
+def test_every_network_reads_at_chance_after_alignment_or_matching(
+    networks: list[Network], desks: Callable[[int], Any], tmp_path: Path, how: str
+) -> None:
+    """As many networks and keys as read plainly; the reference was there before the marks."""
+    from polo.alignment import align, trace
+    from polo.ownership.sources import ArraySource
+
+    read: list[Reading] = []
+    older = {name: trained(name, 300) for name in ARCHITECTURES}
+    wirings = {n: trace(make().eval(), (torch.zeros(2, 64),)) for n, make in ARCHITECTURES.items()}
+    for number, network in enumerate(networks):
+        reference = checkpoint_of(older[network.architecture].model)
+        path = tmp_path / str(number)
+        desks(1200 + number).idle(path, reference.layout, shards=KEYS, live=True, bits=BITS)
+        claimant = desks(1200 + number).claimant(path)
+        source: Any
+        if how == "aligned":
+            wiring = wirings[network.architecture]
+            arrays = align(network.state, older[network.architecture].state, wiring).arrays
+            index = claimant.layout.index
+            source = ArraySource({index[name]: values for name, values in arrays.items()})
+        else:
+            found = found_in(checkpoint_of(renamed(network, number)))
+            source = MatchedSource(found, Matcher(found).match(claimant.carrier, reference))
+        read += [read_mark(claimant, mark, source).reading for mark in claimant.marks()[0]]
+    assert len(networks) >= 20
+    assert len(read) >= 100 * len(networks)
+    check_tails([reading for reading in read if reading.bits == BITS])
+    check_binomial([reading for reading in read if reading.bits == BITS])
+    assert min(reading.log2_p for reading in read) > -64
