@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import polo
+from polo.checks import MEANINGS
 from polo.protocol import canonical, chain, records, sampler, transfer
-from polo.verifier.verdict import MEANINGS
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted((ROOT / "src" / "polo").rglob("*.py"))

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 import polo
+from polo.checks import Status
 from polo.errors import ChainError, FormatError, SignatureError, StoreError, WeightsError
 from polo.protocol import transfer as rules
 from polo.protocol.records import Bundle
@@ -20,7 +21,6 @@ from polo.storage.bundle import whole, write_bundle
 from polo.storage.folder import ProofFolder
 from polo.storage.writer import ProofWriter
 from polo.verifier import Outcome, Policy
-from polo.verifier.verdict import Status
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from polo.checks import Status, plain
 from polo.verifier import charts
 from polo.verifier.charts import Chart, Point, draw, tag, ticks
-from polo.verifier.verdict import Status, plain
 
 EVIL = '</title></svg><script>alert(1)</script><img src=x onerror="alert(1)">'
 

@@ -12,6 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import polo
+from polo.checks import Status
 from polo.protocol import signing
 from polo.protocol.records import Bundle, File
 from polo.storage import bundle as bundles
@@ -19,7 +20,6 @@ from polo.storage.bundle import read_bundle, write_bundle
 from polo.storage.folder import MANIFEST_FILE, ProofFolder, checkpoint_path, nonce_path
 from polo.verifier import Outcome
 from polo.verifier.report import render
-from polo.verifier.verdict import Status
 
 FINAL = polo.Policy(final_only=True)
 

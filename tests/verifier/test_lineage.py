@@ -11,13 +11,14 @@ import pytest
 from rich.console import Console
 
 import polo
+from polo.checks import Check
 from polo.protocol.records import Bundle
 from polo.storage.bundle import write_bundle
 from polo.storage.folder import ProofFolder
 from polo.verifier import Outcome, Policy, Status, lineage, owners
 from polo.verifier.report import render, shard_rows
 from polo.verifier.terminal import show
-from polo.verifier.verdict import Check, Owner, Verdict
+from polo.verifier.verdict import Owner, Verdict
 
 UNTESTED = Policy("none")
 

@@ -11,13 +11,14 @@ import pytest
 from rich.console import Console
 
 import polo
+from polo.checks import Check
 from polo.protocol.records import Bundle
 from polo.storage.bundle import PUBLIC, read_bundle, whole, write_bundle
 from polo.storage.folder import ProofFolder, checkpoint_path, nonce_path, opening_path
 from polo.verifier import Outcome, Policy, Status
 from polo.verifier.report import render
 from polo.verifier.terminal import show
-from polo.verifier.verdict import Check, Verdict, marks_named, spans
+from polo.verifier.verdict import Verdict, marks_named, spans
 
 GOLDEN = Path(__file__).parents[2] / "vectors" / "golden"
 PROOF = ProofFolder(GOLDEN / "v1")

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from polo.checks import MEANINGS, Check, Status
 from polo.verifier import report
 from polo.verifier.report import render, shard_rows
-from polo.verifier.verdict import LEVEL_TEXTS, MEANINGS, Check, Status, Verdict
+from polo.verifier.verdict import LEVEL_TEXTS, Verdict
 
 CHROMIUM = Path("/usr/bin/chromium")
 EVIL = "</script><script>alert(1)</script><img src=x onerror='alert(1)'>\"</pre></style>"

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from polo.checks import Check, Status
 from polo.verifier.terminal import show
-from polo.verifier.verdict import Check, Status, Verdict
+from polo.verifier.verdict import Verdict
 
 EVIL = "[bold red]x[/] \x1b[2J\x1b]0;owned\x07 \u202e\r </script>"
 

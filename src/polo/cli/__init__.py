@@ -102,6 +102,6 @@ def _end(number: int, _frame: object) -> None:
 
 def _complain(text: str) -> None:
     """Print an error; what it quotes from files must not act on the terminal."""
-    from polo.verifier.verdict import plain
+    from polo.checks import plain
 
     print("polo: " + "\n".join(plain(line) for line in text.splitlines()), file=sys.stderr)

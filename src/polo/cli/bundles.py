@@ -217,8 +217,9 @@ def _check_here(folder: "ProofFolder", bundle: "Bundle") -> None:
 def _report(
     proof: Path, manifest: "Manifest", bundle: "Bundle", out: Path, to: str | None, *, json: bool
 ) -> None:
+    from polo.checks import plain
     from polo.storage.disclosures import secret_marks
-    from polo.verifier.verdict import plain, spans
+    from polo.verifier.verdict import spans
 
     total = len(manifest.shards)
     left = len(secret_marks(proof, total))
@@ -260,7 +261,7 @@ def _still_secret(proof: Path, left: int, total: int) -> str:
 
 
 def _contents(bundle: "Bundle") -> str:
-    from polo.verifier.verdict import counted
+    from polo.checks import counted
 
     if bundle.kind == "buyer":
         return f"a disclosure of {counted(len(bundle.shards), 'mark')}"
@@ -268,8 +269,9 @@ def _contents(bundle: "Bundle") -> str:
 
 
 def _print_list(proof: Path, manifest: "Manifest", *, json: bool) -> None:
+    from polo.checks import plain
     from polo.storage.disclosures import disclosures, secret_marks
-    from polo.verifier.verdict import plain, spans
+    from polo.verifier.verdict import spans
 
     entries = disclosures(proof)
     total = len(manifest.shards)

@@ -241,7 +241,7 @@ def _held(held: "Contained") -> str:
 
 
 def _line(console: "Console", code: int, text: str) -> None:
-    from polo.verifier.verdict import plain
+    from polo.checks import plain
 
     words, colon, rest = plain(text).partition(": ")
     console.print(f"{_GLYPHS[code]} {words}", style=_STYLES[code], markup=False, end="")
@@ -249,14 +249,14 @@ def _line(console: "Console", code: int, text: str) -> None:
 
 
 def _dim(console: "Console", text: str) -> None:
-    from polo.verifier.verdict import plain
+    from polo.checks import plain
 
     for line in text.split("\n"):
         console.print(plain(line), style="dim", markup=False)
 
 
 def _advice(console: "Console", advice: str) -> None:
-    from polo.verifier.verdict import plain
+    from polo.checks import plain
 
     if advice:
         console.print(f"  what to do: {plain(advice)}", markup=False)

@@ -121,7 +121,7 @@ def _print(fits: "Capacity", objection: str, planned: "Plan | None", bits: int, 
     from rich.markup import escape
     from rich.table import Table
 
-    from polo.verifier.verdict import plain
+    from polo.checks import plain
     from polo.watermark.capacity import COMFORTABLE_SHARE, LOADS
 
     console = Console(highlight=False)

@@ -5,12 +5,11 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from polo.embedding.embedder import Embedder, Finished
 from polo.errors import ChainError, TermsError, WeightsError
-from polo.privacy import obfuscation
+from polo.privacy import noising, obfuscation
 from polo.protocol.carrier import Carrier
 from polo.protocol.detection import MILLION, Reading
 from polo.protocol.records import FinishRecord, NoiseRecord, Nonce, Shard, Terms
@@ -24,8 +23,6 @@ Evaluate = Callable[[], float | Mapping[str, float]]
 
 METRIC = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,63}")
 LARGEST_METRIC = 1e9
-
-_NOISY = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 @dataclass(frozen=True)
@@ -97,7 +94,7 @@ def seal(
     if finished:
         embedder.apply(finished)
     secret = obfuscation.secret_of(setting.master, shard)
-    _obfuscate(
+    noising.obfuscate_parameters(
         parameters,
         setting.carrier,
         embedder.mark.blocks,
@@ -143,40 +140,6 @@ def _read_back(checkpoint: MemoryCheckpoint, mark: Mark, setting: Setting) -> Re
             "Attach again after load_state_dict(..., assign=True).",
         )
     return reading
-
-
-@torch.no_grad()
-def _obfuscate(
-    parameters: Mapping[str, torch.nn.Parameter],
-    carrier: Carrier,
-    blocks: tuple[int, ...],
-    *,
-    seed: bytes,
-    fraction: int,
-    sigma: int,
-) -> None:
-    """Put noise on trained floating parameters outside the mark; never on buffers."""
-    if not fraction or not sigma:
-        return
-    marked: dict[int, list[int]] = {}
-    for block in blocks:
-        where = carrier.locate(block)
-        marked.setdefault(where.tensor, []).append(where.element)
-    for at, tensor in enumerate(carrier.layout.tensors):
-        parameter = parameters.get(tensor.name)
-        if parameter is None or not parameter.requires_grad or parameter.dtype not in _NOISY:
-            continue
-        starts = np.array(marked.get(at, []), dtype=np.intp)
-        spared = (starts[:, None] + np.arange(carrier.block, dtype=np.intp)).reshape(-1)
-        noisy = obfuscation.obfuscate(
-            parameter.double().cpu().numpy().reshape(-1),
-            seed=seed,
-            tensor=at,
-            fraction=fraction,
-            sigma=sigma,
-            spared=spared,
-        )
-        parameter.copy_(torch.from_numpy(noisy).reshape(parameter.shape))
 
 
 def _metrics(evaluate: Evaluate | None, metric: str) -> dict[str, int]:

@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from polo import tasks
+from polo.checks import Check, Status
 from polo.errors import PoloError, TaskError
 from polo.protocol.detection import MILLION
 from polo.protocol.layout import Layout
 from polo.protocol.records import Manifest
 from polo.tasks import Task
 from polo.verifier.policy import Policy
-from polo.verifier.verdict import Check, Status
 from polo.weights.checkpoint import checkpoint_of
 from polo.weights.files import FileCheckpoint
 from polo.weights.hashing import commit

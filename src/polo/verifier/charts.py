@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from polo.verifier.verdict import Status, plain
+from polo.checks import Status, plain
 
 WIDTH, HEIGHT = 312, 204
 MOST_POINTS = 1500

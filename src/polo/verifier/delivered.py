@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from polo.checks import Check, Status
 from polo.errors import PoloError, StoreError
 from polo.protocol.layout import CARRIER_DTYPES, DTYPE_BYTES, Layout, Tensor
-from polo.verifier.verdict import Check, Status
 from polo.weights import dtypes
 from polo.weights.checkpoint import Checkpoint
 from polo.weights.files import FileCheckpoint

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from polo._version import __version__
+from polo.checks import Check, Status, counted, problem
 from polo.errors import PoloError
 from polo.ownership import Finding, identify
 from polo.ownership.claim import Claim
@@ -23,7 +24,7 @@ from polo.protocol.records import Bundle
 from polo.storage.bundle import files_of, named, opened
 from polo.storage.folder import checkpoint_path
 from polo.verifier.policy import Policy
-from polo.verifier.verdict import FINAL, Check, Status, Verdict, counted, problem
+from polo.verifier.verdict import FINAL, Verdict
 from polo.weights.files import FileCheckpoint
 from polo.weights.hashing import commit
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from polo.checks import Check, Status, problem
 from polo.errors import PoloError
 from polo.keys import Ed25519Verifier
 from polo.protocol import transfer
@@ -17,7 +18,7 @@ from polo.protocol.records import Manifest, identity_of
 from polo.storage import ancestors
 from polo.storage.folder import ANCESTORS_FOLDER, BUNDLE_FILE, TRANSFER_FILE, ProofFolder
 from polo.storage.folder import ancestor_path as path_of
-from polo.verifier.verdict import Check, Owner, Status, problem
+from polo.verifier.verdict import Owner
 
 DOUBLE_SALE = (
     "offline nobody sees whether a seller handed the same model to somebody else, too; ask, or "

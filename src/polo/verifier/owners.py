@@ -3,8 +3,9 @@
 import datetime
 from collections.abc import Sequence
 
+from polo.checks import Check, Status, counted
 from polo.verifier.charts import Markup, tag
-from polo.verifier.verdict import Check, Owner, Status, Verdict, counted
+from polo.verifier.verdict import Owner, Verdict
 
 MOST_OWNERS = 24
 _FIRST = 3

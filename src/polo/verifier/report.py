@@ -14,9 +14,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from polo.checks import MEANINGS, Check, Status
 from polo.verifier import charts, owners
 from polo.verifier.charts import Chart, Markup, Point, joined, tag
-from polo.verifier.verdict import FINAL, LEVEL_TEXTS, MEANINGS, Check, Outcome, Status, Verdict
+from polo.verifier.verdict import FINAL, LEVEL_TEXTS, Outcome, Verdict
 
 MOST_PROBLEMS = 40
 MOST_ROWS = 1000

@@ -11,9 +11,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from polo.checks import Check, Status, plain
 from polo.verifier import owners
 from polo.verifier.report import ShardRow, closers, figure, in_short, selected, shard_rows, untested
-from polo.verifier.verdict import Check, Outcome, Status, Verdict, plain
+from polo.verifier.verdict import Outcome, Verdict
 
 MOST_SHARDS = 30
 MOST_PROBLEMS = 20

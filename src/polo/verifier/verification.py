@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from polo._version import __version__
+from polo.checks import Check, Status, counted, problem
 from polo.errors import FormatError, PoloError, StoreError
 from polo.keys import Ed25519Verifier, Trust, TrustStore, trusted_keys
 from polo.protocol import canonical, chain, signing
@@ -29,7 +30,7 @@ from polo.tasks import Task
 from polo.verifier import accuracy, delivered, lineage
 from polo.verifier.final import about, verify_final
 from polo.verifier.policy import Policy
-from polo.verifier.verdict import Check, Owner, Status, Verdict, counted, described, problem
+from polo.verifier.verdict import Owner, Verdict, described
 from polo.watermark.mark import carrier_of, derive
 from polo.watermark.reading import OpenedCheckpoint, read, values_of
 from polo.watermark.schemes import SCHEMES

@@ -1,0 +1,1 @@
+"""Evidence beyond the chain: what shows effort. One room per level."""

@@ -1,0 +1,1 @@
+"""Level replay: steps of the declared computation are drawn and run again."""
