@@ -17,6 +17,8 @@ NAMES = (
     "mark",
     "identify",
     "hook",
+    "recording",
+    "replay",
     "cli",
     "quickstart",
     "deltas",
@@ -24,6 +26,7 @@ NAMES = (
     "terms",
     "cost",
     "robustness",
+    "progress",
 )
 RESULTS = Path(__file__).parent / "results"
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import ownership, table
+from benchmarks import likeness, ownership, table
 
 RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
@@ -30,7 +30,8 @@ def main() -> None:
     recorded = json.loads((RESULTS / "latest.json").read_text())
     attacked = [_recorded(name) for name in ("robustness.json", "robustness-gpu.json")]
     PAGE.parent.mkdir(exist_ok=True)
-    PAGE.write_text(page(recorded, _recorded("noise.json"), [found for found in attacked if found]))
+    found = [item for item in attacked if item]
+    PAGE.write_text(page(recorded, _recorded("noise.json"), found, _recorded("progress.json")))
 
 
 def _recorded(name: str) -> Mapping[str, Any] | None:
@@ -43,6 +44,7 @@ def page(
     recorded: Mapping[str, Any],
     noise: Mapping[str, Any] | None,
     attacked: Sequence[Mapping[str, Any]],
+    progress: Mapping[str, Any] | None = None,
 ) -> str:
     """The page's text."""
     parts = [_INTRODUCTION, "## Machine", *_machine(recorded["machine"])]
@@ -54,6 +56,8 @@ def page(
         parts.append("## Ownership after attacks")
     for at, found in enumerate(attacked):
         parts += ownership.sections(found, again=bool(at))
+    if progress:
+        parts += ["## Does it look like training?", *likeness.section(progress)]
     return "\n\n".join(parts) + "\n"
 
 

@@ -8,7 +8,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 import polo
 from polo.protocol import nonces, signing
 from polo.protocol.records import Enrolment
+from polo.tasks.training import Column
 
 
 def tiny_model() -> Any:
@@ -37,12 +38,13 @@ def tiny_model() -> Any:
 
 
 class TinyTask:
-    """Four clouds of points; implements polo.tasks.Task and trains in milliseconds."""
+    """Four clouds of points; has all interfaces of a task and trains in milliseconds."""
 
     name = "tiny"
     version = 1
     metric = "accuracy"
     floor = (0.15,)
+    columns: tuple[Column, ...] = (Column("label", "I64", ()), Column("point", "F32", (16,)))
 
     def __init__(self, build: Callable[[], Any] = tiny_model) -> None:
         self.build_model = build
@@ -63,15 +65,37 @@ class TinyTask:
         points, labels = (part[:256] for part in self._points)
         return [(points[at], labels[at]) for at in torch.randperm(256).split(size)]
 
-    def train_epoch(self, model: Any, optimizer: Any) -> None:
-        """Eight steps."""
+    def train_columns(self) -> dict[str, Any]:
+        """The points that training sees, as arrays."""
+        points, labels = (part[:256].numpy() for part in self._points)
+        return {"label": labels, "point": points}
+
+    def train_step(self, model: Any, optimizer: Any, batch: Mapping[str, Any]) -> None:
+        """One step on a batch of points."""
         from torch.nn.functional import cross_entropy
 
+        device = next(model.parameters()).device
         model.train()
+        optimizer.zero_grad()
+        cross_entropy(model(batch["point"].to(device)), batch["label"].to(device)).backward()
+        optimizer.step()
+
+    def train_epoch(self, model: Any, optimizer: Any) -> None:
+        """Eight steps."""
         for points, labels in self.batches():
-            optimizer.zero_grad()
-            cross_entropy(model(points), labels).backward()
-            optimizer.step()
+            self.train_step(model, optimizer, {"label": labels, "point": points})
+
+    def held_out_loss(self, model: Any) -> Any:
+        """Mean loss on the points that training never sees, differentiable."""
+        from torch.nn.functional import cross_entropy
+
+        points, labels = (part[256:] for part in self._points)
+        training = model.training
+        model.eval()
+        device = next(model.parameters()).device
+        loss = cross_entropy(model(points.to(device)), labels.to(device))
+        model.train(training)
+        return loss
 
     def evaluate(self, model: Any) -> float:
         """Accuracy on the points that training never sees."""
@@ -191,6 +215,8 @@ def make_proof(
         enrolment = enrol(task=task, **(terms or {}))
         torch.manual_seed(seed)
         model = task.build_model()
+        if enrolment.record.terms.start.kind == "derived":
+            polo.draw_start(model, enrolment)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
         prover = polo.Prover(enrolment, key=alice, store=path, **options)
         with prover.attach(model, optimizer, evaluate=lambda: task.evaluate(model)):

@@ -12,6 +12,7 @@ import pytest
 import polo
 
 PUBLIC = [
+    "DataSource",
     "EmbeddingWarning",
     "Identity",
     "OfflineEnrolment",
@@ -20,11 +21,13 @@ PUBLIC = [
     "PoloError",
     "Proof",
     "Prover",
+    "Recipe",
     "TrustStore",
     "Verdict",
     "__version__",
     "capacity_of",
     "compare",
+    "draw_start",
     "enrol",
     "errors",
     "identify",

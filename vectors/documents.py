@@ -377,6 +377,7 @@ def _listings(document: Json) -> list[Json]:
         files = [{"path": path, "size": 0, "sha256": "00" * 32} for path in paths]
         changes = [
             {"at": ["enrolment", "terms", "evidence"], "value": levels},
+            {"at": ["enrolment", "terms", "data"], "value": "00" * 32},
             {"at": ["files"], "value": files},
         ]
         manifest = Manifest.from_json(apply(document, changes), "vector")
@@ -399,7 +400,8 @@ _FITTING: dict[str, Json] = {
         "evidence": [
             {"level": "chain", "settings": {}},
             {"level": "replay", "settings": {"segments": "4"}},
-        ]
+        ],
+        "data": "00" * 32,
     },
 }
 
@@ -411,7 +413,7 @@ _CONTRADICTING: dict[str, tuple[int, Json]] = {
     "less noise at most than at least": (4, {"noise.least": 20_001}),
     "no level": (5, {"evidence": []}),
     "a level twice": (5, {"evidence": [{"level": "chain", "settings": {}}] * 2}),
-    "no chain": (5, {"evidence": [{"level": "replay", "settings": {}}]}),
+    "no chain": (5, {"evidence": [{"level": "replay", "settings": {}}], "data": "00" * 32}),
     "a parent without a root": (6, {"start.kind": "parent"}),
     "a root without a parent": (6, {"start.parent": "00" * 32}),
     "a chance that no reading has": (7, {"thresholds.log2_p": -65}),
@@ -426,6 +428,11 @@ _CONTRADICTING: dict[str, tuple[int, Json]] = {
     "noise on no weight": (8, {"noise.fraction": 3_906}),
     "fewer shards at most than at least": (9, {"shards.least": 6}),
     "settings of the chain": (9, {"evidence": [{"level": "chain", "settings": {"a": ""}}]}),
+    "replay without data": (
+        13,
+        {"evidence": [{"level": level, "settings": {}} for level in ("chain", "replay")]},
+    ),
+    "data without replay": (13, {"data": "00" * 32}),
 }
 """Changed fields, and the rule of section 3.3 that they break."""
 

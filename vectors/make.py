@@ -17,11 +17,12 @@ HERE = Path(__file__).resolve().parent
 def build() -> dict[str, str]:
     """The text of every vector file by name."""
     sys.path.insert(0, str(HERE.parent))
-    from vectors import documents, handover, marks, trees
+    from vectors import documents, handover, marks, replays, starts, trees
 
     makers = {
         "canonical": documents.canonical_json,
         "chain": documents.chain_json,
+        "data": replays.data_json,
         "derivation": marks.derivation_json,
         "detection": marks.detection_json,
         "layout": trees.layout_json,
@@ -29,10 +30,13 @@ def build() -> dict[str, str]:
         "noise": marks.noise_json,
         "nonces": documents.nonces_json,
         "opening": trees.opening_json,
+        "order": replays.order_json,
         "reading": marks.reading_json,
+        "recipe": replays.recipe_json,
         "root": trees.root_json,
         "seed": marks.seed_json,
         "signature": documents.signature_json,
+        "start": starts.start_json,
         "terms": documents.terms_json,
         "transfer": handover.transfer_json,
     }

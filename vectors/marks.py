@@ -212,7 +212,7 @@ def tail(bits: int, matches: int) -> int:
     return total
 
 
-def _dyadic(value: float) -> Json:
+def dyadic(value: float) -> Json:
     """A float as integers: mantissa · 2^exponent, the mantissa odd or zero."""
     top, bottom = value.as_integer_ratio()
     if not top:
@@ -280,7 +280,7 @@ _SCALES: tuple[tuple[Sequence[float], int], ...] = (
 def _scale(values: Sequence[float], sigma: int) -> Json:
     data = _bytes(values, "F32")
     scale = obfuscation.scale_of(dtypes.to_float(data, "F32"), sigma)
-    return {"weights": data.hex(), "dtype": "F32", "sigma": sigma, "scale": _dyadic(scale)}
+    return {"weights": data.hex(), "dtype": "F32", "sigma": sigma, "scale": dyadic(scale)}
 
 
 def _long(seed: bytes) -> Json:

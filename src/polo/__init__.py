@@ -30,7 +30,7 @@ An issuer fixes the terms:
 What the parts are called, from the bottom up: `polo.protocol` (what both sides must agree on, byte
 for byte), `polo.weights`, `polo.watermark` (reading), `polo.embedding` (pressing),
 `polo.privacy`, `polo.storage`, `polo.alignment`, `polo.ownership` (whose model is this),
-`polo.prover`, `polo.verifier`, `polo.cli`.
+`polo.evidence` (was it trained), `polo.prover`, `polo.verifier`, `polo.cli`.
 
 Names are imported when they are first used: `import polo` loads neither numpy nor torch.
 """
@@ -44,6 +44,9 @@ if TYPE_CHECKING:
     from polo import errors, keys, tasks, weights
     from polo.enrolment import capacity_of, enrol, make_terms
     from polo.errors import PoloError
+    from polo.evidence.replay.data import DataSource
+    from polo.evidence.replay.recipe import Recipe
+    from polo.evidence.start import draw_start
     from polo.keys import Identity, TrustStore
     from polo.ownership import compare, identify
     from polo.prover import EmbeddingWarning, Proof, Prover
@@ -52,6 +55,7 @@ if TYPE_CHECKING:
     from polo.verifier import Outcome, Policy, Verdict, verify
 
 _HOMES = {
+    "DataSource": "polo.evidence.replay.data",
     "EmbeddingWarning": "polo.prover",
     "Identity": "polo.keys",
     "OfflineEnrolment": "polo.receipts",
@@ -60,10 +64,12 @@ _HOMES = {
     "PoloError": "polo.errors",
     "Proof": "polo.prover",
     "Prover": "polo.prover",
+    "Recipe": "polo.evidence.replay.recipe",
     "TrustStore": "polo.keys",
     "Verdict": "polo.verifier",
     "capacity_of": "polo.enrolment",
     "compare": "polo.ownership",
+    "draw_start": "polo.evidence.start",
     "enrol": "polo.enrolment",
     "identify": "polo.ownership",
     "load_weights": "polo.storage.model",
@@ -73,6 +79,7 @@ _HOMES = {
 _MODULES = ("errors", "keys", "tasks", "weights")
 
 __all__ = [
+    "DataSource",
     "EmbeddingWarning",
     "Identity",
     "OfflineEnrolment",
@@ -81,11 +88,13 @@ __all__ = [
     "PoloError",
     "Proof",
     "Prover",
+    "Recipe",
     "TrustStore",
     "Verdict",
     "__version__",
     "capacity_of",
     "compare",
+    "draw_start",
     "enrol",
     "errors",
     "identify",

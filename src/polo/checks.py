@@ -4,11 +4,13 @@ Verifier and evidence speak through checks; `polo.verifier.verdict` makes a verd
 """
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from polo.errors import MissingError, PoloError, StoreError
+
+MOST_SPANS = 8
 
 
 class Status(enum.StrEnum):
@@ -43,10 +45,20 @@ MEANINGS: dict[str, str] = {
     "history": "Which checkpoints can still be tested.",
     "closing": "Whether the prover closed the proof, and what lies after its last shard.",
     "evidence": "A further level of evidence that the terms ask for.",
+    "record": "The recorded states lie end to end, none comes twice, and their moves add up.",
+    "draw": "So much was run again that who faked a tenth is caught with the stated probability.",
+    "segment": "These steps, run again from the recorded state, end in the recorded state.",
+    "sealing": "Finishing step and committed noise, done again, give the sealed weights.",
+    "data": "The samples that were shown are not mostly copies of each other.",
+    "effect": "The steps depend on their samples; they could not be known without taking them.",
     "delivered": "The file you were given is the model the proof ends in.",
     "residual": "How much of a shard's mark is still in the final model.",
     "ownership": "All marks together are in the final model, beyond luck.",
     "transfer": "Both owners signed that the model went from the one to the other.",
+    "downhill": "Early updates point down the slope of held-out loss; a heuristic.",
+    "movement": "Weights outside the marks moved by more than the declared noise; a heuristic.",
+    "path": "The checkpoints do not lie on a straight line between two models; a heuristic.",
+    "loss": "Loss on data that was held out fell from the start; a heuristic.",
 }
 """One sentence per check: what it shows when it passes."""
 
@@ -71,6 +83,55 @@ def counted(count: int, noun: str) -> str:
     ('1 mark', '2 marks')
     """
     return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """Increasing numbers as a person reads them.
+
+    >>> spans([3]), spans([3, 9]), spans([1, 2, 5, 6, 7, 9])
+    ('3', '3 and 9', '1, 2, 5 to 7 and 9')
+    """
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    words: list[str] = []
+    for run in runs:
+        words += [f"{run[0]} to {run[-1]}"] if len(run) > 2 else map(str, run)
+    return listed(words)
+
+
+def listed(words: Sequence[str]) -> str:
+    """Words as a sentence lists them.
+
+    >>> listed(["a"]), listed(["a", "b"]), listed(["a", "b", "c"])
+    ('a', 'a and b', 'a, b and c')
+    """
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def numbered(noun: str, numbers: Iterable[int]) -> str:
+    """A noun with the numbers it is about, or only with how many where the list would be long.
+
+    >>> numbered("mark", [3]), numbered("mark", [9, 3]), numbered("mark", range(1, 90, 2))
+    ('mark 3', 'marks 3 and 9', '45 marks')
+    """
+    found = sorted(set(numbers))
+    which = spans(found)
+    if which.count(",") > MOST_SPANS:
+        return counted(len(found), noun)
+    return f"{noun}{'' if len(found) == 1 else 's'} {which}"
+
+
+def probability(value: float) -> str:
+    """A probability as a person reads it.
+
+    >>> probability(0.0), probability(0.008512), probability(0.76), probability(0.9996)
+    ('0', '0.0085', '0.76', '0.9996')
+    """
+    return f"{value:.4f}" if 0.99 < value < 1 else f"{value:.2g}"
 
 
 @dataclass(frozen=True)
@@ -105,10 +166,19 @@ class Check:
         """What the check shows when it passes."""
         return MEANINGS[self.name]
 
+    @property
+    def where(self) -> list[str]:
+        """Shard, segment and place that it concerns, as far as there are any."""
+        segment = self.figures.get("segment")
+        return [
+            *([f"shard {self.shard}"] if self.shard else []),
+            *([f"segment {segment}"] if isinstance(segment, int) else []),
+            *([self.place] if self.place else []),
+        ]
+
     def sentence(self) -> str:
         """The check in one line, in which nothing from the proof can act on a terminal."""
-        where = [f"shard {self.shard}"] if self.shard else []
-        where += [self.place] if self.place else []
+        where = self.where
         start = f"{self.name} ({', '.join(where)})" if where else self.name
         return plain(f"{start}: {self.detail or self.status.value}")
 

@@ -5,10 +5,10 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from polo import keys
-from polo.errors import CapacityError, SignatureError, TermsError
+from polo.errors import CapacityError, SignatureError, TaskError, TermsError
 from polo.protocol import nonces, signing
 from polo.protocol.detection import MILLION
 from polo.protocol.layout import Layout
@@ -26,6 +26,7 @@ from polo.protocol.records import (
 )
 from polo.receipts import OfflineEnrolment
 from polo.tasks import Task
+from polo.tasks.training import Trainable
 from polo.watermark.capacity import Capacity, capacity
 from polo.weights.checkpoint import checkpoint_of
 
@@ -34,6 +35,13 @@ if TYPE_CHECKING:
 
 BLOCK = 256
 LOAD = 0.125
+
+
+class Asked(Protocol):
+    """What is asked at a level of evidence, such as `polo.evidence.replay.recipe.Recipe`."""
+
+    def to_settings(self) -> dict[str, str]:
+        """It as the settings of the level."""
 
 
 def millionths(value: float) -> int:
@@ -73,7 +81,11 @@ def make_terms(
     margin: float = 0.05,
     noise: tuple[float, float] = (0.04, 0.04),
     noise_fraction: float = 0.25,
+    start: str = "free",
     parent: bytes | None = None,
+    progress: bool | Asked = False,
+    replay: Asked | None = None,
+    data: bytes | None = None,
 ) -> Terms:
     """Terms for a task, with the defaults that docs/protocol.md gives reasons for.
 
@@ -99,9 +111,16 @@ def make_terms(
         margin: How far past zero the finishing step turns a bit, relative to a block's norm.
         noise: Least and most σ of the obfuscation, relative to a tensor's root mean square.
         noise_fraction: Part of the weights that get noise.
+        start: `free`, or `derived` for a start that is drawn from the enrolment and that the
+            verifier draws again (`polo.draw_start`).
         parent: Root of the model that training must start from, for a buyer or for a fine-tune;
             by default it may start anywhere. A finished model is asked for the last step of the
             task's floor from its first shard on.
+        progress: Whether to ask for level progress, for which all checkpoints are kept; thresholds
+            of your own are a `polo.evidence.progress.rules.Rules`.
+        replay: The recipe, to ask for level replay: every step of training is then fixed, and all
+            checkpoints are kept.
+        data: Root of the data, which level replay needs: that in the trainer's `data.json`.
     """
     layout, fits, about = _subject(task, block)
     if parent is not None:
@@ -125,16 +144,46 @@ def make_terms(
         finish=FinishTerms(millionths(budget), millionths(margin)),
         noise=NoiseTerms(millionths(noise_fraction), millionths(noise[0]), millionths(noise[1])),
         shards=ShardTerms(least, shards, fewest_steps),
-        start=StartTerms("free" if parent is None else "parent", parent),
-        evidence=(EvidenceTerms("chain", {}),),
-        history="any",
+        start=_start_terms(start, parent),
+        evidence=_evidence(task, progress, replay),
+        history="all" if progress or replay else "any",
         base=None,
-        data=None,
+        data=data,
         rewards=(),
         deposit=None,
     )
     terms.check()
     return terms
+
+
+def _evidence(
+    task: Task | Layout, progress: bool | Asked, replay: Asked | None
+) -> tuple[EvidenceTerms, ...]:
+    asked = [EvidenceTerms("chain", {})]
+    if progress:
+        settings = {} if progress is True else progress.to_settings()
+        asked.append(EvidenceTerms("progress", settings))
+    if replay is None:
+        return tuple(asked)
+    if not isinstance(task, (Trainable, Layout)):
+        raise TaskError(
+            f"the task {task.name!r} cannot be replayed: it has no columns or no train_step",
+            advice="See polo.tasks.training.Trainable, or do not ask for replay.",
+        )
+    return (*asked, EvidenceTerms("replay", replay.to_settings()))
+
+
+def _start_terms(start: str, parent: bytes | None) -> StartTerms:
+    if start not in ("free", "derived"):
+        raise TermsError(f"a start is free or derived, not {start!r}")
+    if parent is None:
+        return StartTerms(start, None)
+    if start == "derived":
+        raise TermsError(
+            "training starts from a parent or from a drawn start, not from both",
+            advice="Leave the start out where a parent is named.",
+        )
+    return StartTerms("parent", parent)
 
 
 def _subject(task: Task | Layout, block: int) -> tuple[Layout, Capacity, TaskTerms]:

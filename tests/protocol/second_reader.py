@@ -4,6 +4,7 @@ It is slow and plain, holds everything in memory, knows only offline proofs at l
 tests no accuracy. Vectors and golden proofs must come out the same here and in the library.
 """
 
+import bisect
 import hashlib
 import hmac
 import itertools
@@ -120,6 +121,8 @@ def broken_rules(terms):
         broken.add(8)
     if any(item["level"] == "chain" and item["settings"] for item in terms["evidence"]):
         broken.add(9)
+    if ("replay" in levels) != (terms["data"] is not None):
+        broken.add(13)
     return broken
 
 
@@ -469,6 +472,177 @@ def scale(data, sigma):
     digits = low + (exact > half or (exact == half and low % 2 == 1))
     shift = (digits & -digits).bit_length() - 1
     return digits >> shift, exponent - 7 + shift
+
+
+# Section 14
+
+
+def start_seed(enrolment):
+    return tagged("polo/start/1", digest(enrolment))
+
+
+def drawn_tensor(seed, index, case, table):
+    """Canonical bytes of one tensor of the start, number by number."""
+    own = tagged("polo/start-tensor/1", seed, u32(index))
+    number = math.ldexp(case["number"]["mantissa"], case["number"]["exponent"])
+    count = math.prod(case["shape"])
+    values = []
+    for piece in range(-(-count // 65536)):
+        inside = min(65536, count - 65536 * piece)
+        if case["rule"] == "uniform":
+            words = struct.unpack(f"<{inside}I", stream(own, "polo/uniform/1", piece, 4 * inside))
+            values += [float(2 * word + 1 - 2**32) * (number / 2**32) for word in words]
+        elif case["rule"] == "normal":
+            words = struct.unpack(f"<{inside}Q", stream(own, "polo/gauss/1", piece, 8 * inside))
+            for word in words:
+                magnitude = bisect.bisect_right(table, word % 2**63)
+                values.append(float(-magnitude if word >> 63 else magnitude) * (number / 64))
+        else:
+            values += [number] * inside
+    if case["blank"] is not None:
+        row = count // case["shape"][0]
+        values[case["blank"] * row : (case["blank"] + 1) * row] = [0.0] * row
+    return b"".join(rounded(value, case["dtype"]) for value in values)
+
+
+def bound_by_inputs(inputs):
+    """1 / sqrt(inputs): the root is rounded, then the quotient. float() of a fraction rounds."""
+    return float(1 / Fraction(rounded_root(Fraction(inputs))))
+
+
+def bound_xavier(inputs, outputs):
+    """sqrt(6 / (inputs + outputs)): the quotient is rounded, then the root."""
+    return rounded_root(Fraction(float(Fraction(6, inputs + outputs))))
+
+
+def rounded_root(value):
+    """The square root of a fraction, rounded to a double, ties to even; by integers."""
+    exponent = -60
+    while value >= Fraction(4) ** (exponent + 1):
+        exponent += 1
+    # Now 2^exponent ≤ root < 2^(exponent+1): a double counts units of 2^(exponent-52).
+    exact = value / Fraction(4) ** (exponent - 52)
+    low = math.isqrt(exact.numerator // exact.denominator)
+    half = Fraction(2 * low + 1, 2) ** 2
+    digits = low + (exact > half or (exact == half and low % 2 == 1))
+    return math.ldexp(digits, exponent - 52)
+
+
+def rounded(value, dtype):
+    """Bytes of one number in a type."""
+    if dtype == "F64":
+        return struct.pack("<d", value)
+    if dtype == "I64":
+        return struct.pack("<q", int(value))
+    single = struct.pack("<f", value)
+    if dtype == "F16":
+        return struct.pack("<e", *struct.unpack("<f", single))
+    if dtype == "BF16":
+        (raw,) = struct.unpack("<I", single)
+        return struct.pack("<H", (raw + 0x7FFF + (raw >> 16 & 1)) >> 16)
+    return single
+
+
+# Section 16: data, order, recipe
+
+
+def data_root(columns, count, tree_root):
+    digest = tagged("polo/columns/1", canonical(columns))
+    return tagged("polo/data/1", digest, u64(count), tree_root)
+
+
+def sample_leaf(index, salt, row):
+    return hashlib.sha256(b"\0" + u64(index) + salt + row).digest()
+
+
+def sample_salt(secret, index):
+    return hmac.digest(secret, b"polo/sample-salt/1" + u64(index), "sha256")
+
+
+def read_samples(columns, wanted, count, data):
+    """The rows in a file of samples with these numbers, and the root that they lead to."""
+    widths = [size(column) for column in columns]
+    n, end, entries = len(wanted), 0, {}
+    hashes = (len(data) - 8 - struct.unpack("<Q", data[:8])[0] - n * (sum(widths) + 32)) // 32
+    for column in columns:
+        shape = [n, *column["shape"]]
+        entries["columns/" + column["name"]] = column["dtype"], shape, n * size(column)
+    entries["salts"] = "U8", [n, 32], 32 * n
+    entries["path"] = "U8", [hashes, 32], 32 * hashes
+    text = []
+    for name, (dtype, shape, length) in entries.items():
+        text.append(
+            f'"{name}":{{"dtype":"{dtype}","shape":{_spell(shape)},'
+            f'"data_offsets":[{end},{end + length}]}}'
+        )
+        end += length
+    header = ("{" + ",".join(text) + "}").encode()
+    header += b" " * (-len(header) % 8)
+    need(data[: 8 + len(header)] == u64(len(header)) + header, "header")
+    body = data[8 + len(header) :]
+    need(len(body) == end, "size")
+    parts, at = [], 0
+    for width in [*widths, 32]:
+        parts.append([body[at + i * width : at + (i + 1) * width] for i in range(n)])
+        at += n * width
+    *rows, salts = parts
+    rows = [b"".join(row) for row in zip(*rows, strict=True)]
+    leaves = {i: sample_leaf(i, *pair) for i, *pair in zip(wanted, salts, rows, strict=True)}
+    path = [body[i : i + 32] for i in range(at, end, 32)]
+    return rows, data_root(columns, count, tree_from(count, leaves, path))
+
+
+def repeats_too_often(shown, repeated, declared):
+    hidden = declared - shown
+    alpha = 0.0
+    if hidden:
+        alpha = shown * hidden / (declared - 0.5) / (1 - 1 / (2 * max(shown, hidden)))
+    return 1 - (repeated - math.sqrt(alpha * math.log(10**9) / 2)) / shown < 0.5
+
+
+def step_batch(seed, samples, batch, step):
+    per_pass = -(-samples // batch)
+    data = stream(tagged("polo/order/1", seed), "polo/order/1", step // per_pass, 8 * samples)
+    words = [int.from_bytes(data[8 * i : 8 * i + 8], "little") for i in range(samples)]
+    order = sorted(range(samples), key=lambda i: (words[i], i))
+    place = step % per_pass
+    return order[place * batch : (place + 1) * batch]
+
+
+def step_seed(seed, step):
+    data = stream(tagged("polo/order/1", seed), "polo/step/1", step, 8)
+    return int.from_bytes(data, "little") % 2**63
+
+
+def sample_seed(step_seed, place):
+    data = stream(tagged("polo/sample/1", u64(step_seed)), "polo/sample/1", 0, 8 * place + 8)
+    return int.from_bytes(data[-8:], "little") % 2**63
+
+
+def rate_of(settings, step):
+    full, warm = float(settings["rate"]), int(settings["warmup"])
+    if step < warm:
+        return full * ((step + 1) / warm)
+    kind = settings["schedule"]
+    if kind == "constant":
+        return full
+    if kind == "steps":
+        part = 1.0
+        for milestone in settings["milestones"].split(" "):
+            part *= float(settings["gamma"]) if int(milestone) <= step else 1.0
+        return full * part
+    n = int(settings["total"]) - warm
+    k = min(step - warm, n - 1)
+    if kind == "linear":
+        return full * ((n - k) / n)
+    a = 0x3243F6A8885A308D313198A2E * k // n
+    q = a * a // 2**96
+    terms = [2**96]
+    while terms[-1]:
+        j = len(terms)
+        terms.append(terms[-1] * q // 2**96 // (2 * j * (2 * j - 1)))
+    total = sum(terms[0::2]) - sum(terms[1::2])
+    return full * float(Fraction(total + 2**96, 2**97))
 
 
 # Section 10, less accuracy and delivered files

@@ -44,6 +44,7 @@ def manifest(vector):
         found.terms,
         evidence=(EvidenceTerms("chain", {}), EvidenceTerms("replay", {"segments": "4"})),
         base=bytes(32),
+        data=bytes(32),
         rewards=(Reward(1, 0, 0),),
         deposit=Deposit("EUR", 100),
     )
@@ -215,15 +216,16 @@ def test_errors_name_the_field(manifest):
         (("start", "kind"), ["free", "derived"], ["none"]),
         (("history",), ["any", "all", "streaming", "after-close"], ["some"]),
         (("base",), [None, HASH], ["", 0]),
-        (("data",), [None, HASH], ["", 0]),
+        (("data",), [None], ["", 0, HASH]),
         (("rewards",), [[{"shards": 1, "metric": 0, "amount": 2**53 - 1}]], [[{}], [None]]),
         (("deposit",), [None, {"currency": "EUR", "amount": 0}], [{"currency": "EUR"}, 0]),
         (
             ("evidence",),
-            [LEVELS[:1], [LEVELS[0], {"level": "replay", "settings": {"a": ""}}]],
+            [LEVELS[:1], [LEVELS[0], {"level": "progress", "settings": {"a": ""}}]],
             [
                 [{"level": "chain", "settings": {"a": ""}}],
-                [LEVELS[0], {"level": "replay", "settings": {"a": 1}}],
+                [LEVELS[0], {"level": "progress", "settings": {"a": 1}}],
+                [LEVELS[0], LEVELS[4]],
                 [LEVELS[0], {"level": "faith", "settings": {}}],
             ],
         ),
@@ -250,6 +252,8 @@ def test_bounds_of_terms(terms, way, good, bad):
         ("evidence", {("evidence",): LEVELS[1::-1]}),
         ("evidence", {("evidence",): LEVELS[:1] * 2}),
         ("evidence", {("evidence",): [LEVELS[0], LEVELS[4], LEVELS[3]]}),
+        ("go together", {("evidence",): [LEVELS[0], LEVELS[4]]}),
+        ("go together", {("data",): HASH}),
         ("parent", {("start", "kind"): "parent"}),
         ("parent", {("start", "parent"): HASH}),
         ("parent", {("start", "kind"): "derived", ("start", "parent"): HASH}),
@@ -275,7 +279,7 @@ def test_terms_that_contradict_themselves(terms, why, changes):
 def test_terms_that_just_fit(terms):
     document = changed(terms, ("thresholds", "log2_p"), -64)
     document = changed(document, ("start",), {"kind": "parent", "parent": HASH})
-    document = changed(document, ("evidence",), LEVELS)
+    document = changed(changed(document, ("evidence",), LEVELS), ("data",), HASH)
     assert [item.to_json() for item in read_terms(document).evidence] == LEVELS
     dense = terms["scheme"] | {"key": "dense", "bits": 8192}
     assert read_terms(changed(terms, ("scheme",), dense)).scheme.blocks == 1024

@@ -13,6 +13,11 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from polo.errors import FormatError, PoloError, SignatureError, TermsError, WeightsError
+from polo.evidence import rules, start
+from polo.evidence.replay import distinct, samples
+from polo.evidence.replay.data import DataSource
+from polo.evidence.replay.order import Order
+from polo.evidence.replay.recipe import Recipe
 from polo.keys import Ed25519Verifier, Identity, is_weak
 from polo.privacy import obfuscation
 from polo.protocol import (
@@ -28,6 +33,8 @@ from polo.protocol import (
     signing,
     transfer,
 )
+from polo.protocol.digest import tagged, u32
+from polo.protocol.effort import DataRecord
 from polo.protocol.layout import DTYPE_BYTES, Layout, Leaf, Tensor
 from polo.protocol.records import (
     Enrolment,
@@ -395,7 +402,7 @@ def test_terms(vector, second):
         changed = applied(plain, case["changes"])
         refuses(TermsError, case["name"], lambda c=changed: Terms.from_json(c, "vector"))
         assert second.broken_rules(changed) == {case["rule"]}, case["name"]
-    assert {case["rule"] for case in found["refused"]} == set(range(1, 10))
+    assert {case["rule"] for case in found["refused"]} == {*range(1, 10), 13}
 
 
 def test_offline_nonces(vector, second):
@@ -507,6 +514,58 @@ def test_noise_on_weights(vector, second):
         assert 0 < len(changed) < len(values) - len(spared)
 
 
+def test_start(vector, second):
+    found = vector("start")
+    table = second.sampler_table()
+    plain = json.loads(found["enrolment"])
+    enrolment = Enrolment.from_bytes(found["enrolment"].encode(), "vector")
+    assert signed(enrolment, plain, second)
+    seed = start.start_seed(enrolment)
+    assert seed == second.start_seed(plain) == bytes.fromhex(found["seed"])
+    data = []
+    for at, case in enumerate(found["tensors"]):
+        data.append(bytes.fromhex(case["bytes"]))
+        assert drawn_tensor(seed, at, case) == data[-1], case["name"]
+        assert second.drawn_tensor(seed, at, case, table) == data[-1], case["name"]
+    layout = Layout(16384, tuple(tensor_of(case) for case in found["tensors"]), ())
+    assert commit(Raw(layout, data)).root.hex() == found["root"]
+    for at, case in enumerate(found["long"]):
+        for drawn in (drawn_tensor(seed, at, case), second.drawn_tensor(seed, at, case, table)):
+            assert hashlib.sha256(drawn).hexdigest() == case["sha256"]
+
+
+def signed(enrolment, plain, second):
+    signing.check(enrolment, enrolment.issuer, VERIFIER, place="vector")
+    return second.signed_by(plain, plain["issuer"]) and second.enrolment_holds(plain)
+
+
+def tensor_of(case):
+    return Tensor(case["name"], case["dtype"], tuple(case["shape"]))
+
+
+def drawn_tensor(seed, index, case):
+    number = math.ldexp(case["number"]["mantissa"], case["number"]["exponent"])
+    rule = {
+        "uniform": rules.Uniform(number),
+        "normal": rules.Normal(number, case["blank"]),
+        "constant": rules.Constant(number),
+    }[case["rule"]]
+    tensor = tensor_of(case)
+    own = tagged("polo/start-tensor/1", seed, u32(index))
+    return rules.drawn_bytes(rule, tensor, own, 0, tensor.size)
+
+
+def test_bounds_of_the_start(vector, second):
+    for case in vector("start")["bounds"]:
+        inputs, outputs = case["inputs"], case["outputs"]
+        for name, ours, theirs in (
+            ("by_inputs", 1 / math.sqrt(inputs), second.bound_by_inputs(inputs)),
+            ("xavier", math.sqrt(6 / (inputs + outputs)), second.bound_xavier(inputs, outputs)),
+        ):
+            wanted = math.ldexp(case[name]["mantissa"], case[name]["exponent"])
+            assert ours == theirs == wanted, (name, inputs)
+
+
 def test_chain(vector, second):
     found = vector("chain")
     manifest = Manifest.from_bytes(found["manifest"].encode(), "vector")
@@ -555,3 +614,96 @@ def applied(document, changes):
             target = target[step]
         target[last] = change["value"]
     return copy
+
+
+def test_data(vector, second):
+    found = vector("data")
+    record = DataRecord.from_bytes(found["record"].encode(), "vector")
+    plain, count = second.document(found["record"].encode()), len(found["samples"])
+    assert (record.samples, plain["columns"]) == (count, [c.to_json() for c in record.columns])
+    secret, root, leaves = bytes.fromhex(found["secret"]), bytes.fromhex(plain["root"]), []
+    for index, case in enumerate(found["samples"]):
+        row, salt = bytes.fromhex(case["row"]), bytes.fromhex(case["salt"])
+        assert second.sample_salt(secret, index) == salt
+        leaves.append(second.sample_leaf(index, salt, row))
+        assert samples.leaf(index, salt, row) == leaves[-1] == bytes.fromhex(case["leaf"])
+    tree = second.tree(leaves)
+    assert second.data_root(plain["columns"], count, tree) == root
+    source = DataSource(columns_in(record, found["samples"]), secret)
+    assert source.record == record
+    for case in found["openings"]:
+        assert samples.encode_opening(source.open(case["wanted"])).hex() == case["file"]
+
+
+def columns_in(record, cases):
+    """The columns of all samples, cut out of their rows."""
+    joined = b"".join(bytes.fromhex(case["row"]) for case in cases)
+    rows = np.frombuffer(joined, np.uint8).reshape(len(cases), -1)
+    columns, at = {}, 0
+    for column in record.columns:
+        part = np.ascontiguousarray(rows[:, at : at + column.size])
+        values = part.view(dtypes.numpy_dtype(column.dtype))
+        columns[column.name] = values.reshape(len(cases), *column.shape)
+        at += column.size
+    return columns
+
+
+def test_openings_of_samples(vector, second, tmp_path):
+    found = vector("data")
+    record = DataRecord.from_bytes(found["record"].encode(), "vector")
+    plain, count = json.loads(found["record"]), record.samples
+    path = tmp_path / "samples"
+    for case in found["openings"]:
+        data, wanted = bytes.fromhex(case["file"]), np.array(case["wanted"])
+        rows, root = second.read_samples(plain["columns"], case["wanted"], count, data)
+        assert root == record.root
+        assert [row.hex() for row in rows] == [found["samples"][at]["row"] for at in wanted]
+        path.write_bytes(data)
+        opening = samples.load_opening(path, record.columns, wanted, samples=count, place="vector")
+        samples.check_opening(opening, wanted, root, count, record.columns, place="vector")
+        assert [bytes(row) for row in samples.row_bytes(opening.rows)] == rows
+
+
+def test_repeated_samples(vector, second):
+    for case in vector("data")["repeated"]:
+        numbers = case["shown"], case["repeated"], case["declared"]
+        ours = distinct.distinct_bound(*numbers) < distinct.LEAST_DISTINCT
+        assert ours is second.repeats_too_often(*numbers) is case["fails"], numbers
+
+
+def test_order(vector, second):
+    found = vector("order")
+    seed = bytes.fromhex(found["seed"])
+    for case in found["orders"]:
+        sizes = case["samples"], case["batch"]
+        order = Order(seed, *sizes)
+        for step, wanted in enumerate(case["steps"]):
+            batch = second.step_batch(seed, *sizes, step)
+            assert order.batch(step).tolist() == batch == wanted["batch"]
+            assert str(order.seed(step)) == str(second.step_seed(seed, step)) == wanted["seed"]
+            own = second.step_seed(seed, step)
+            seeds = [second.sample_seed(own, place) for place in range(len(batch))]
+            assert order.seeds(step) == seeds == [int(text) for text in wanted["seeds"]]
+    long = found["long"]
+    joined = b"".join(
+        struct.pack("<Q", index)
+        for step in range(long["steps"])
+        for index in second.step_batch(seed, long["samples"], long["batch"], step)
+    )
+    assert hashlib.sha256(joined).hexdigest() == long["sha256"]
+
+
+def test_recipes(vector, second):
+    found = vector("recipe")
+    for case in found["recipes"]:
+        recipe = Recipe.from_settings(case["settings"], "vector")
+        assert recipe.to_settings() == case["settings"]
+        for wanted in case["rates"]:
+            rate = recipe.rate(wanted["step"])
+            assert rate == second.rate_of(case["settings"], wanted["step"]), case["name"]
+            assert repr(rate) == wanted["rate"]
+    plain = found["recipes"][0]["settings"]
+    for case in found["refused"]:
+        changed = {**plain, **case["changes"]}
+        settings = {key: value for key, value in changed.items() if value is not None}
+        refuses(TermsError, case["name"], partial(Recipe.from_settings, settings, "vector"))

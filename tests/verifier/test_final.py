@@ -41,7 +41,10 @@ def test_the_owner_is_named(made: Any, issuer: polo.Identity) -> None:
     assert set(verdict.per_shard("residual")) == {1, 2, 3, 4}
     assert not verdict.per_shard("accuracy")
     assert "as ownership of the final model" in render(verdict)
-    assert verdict.to_json()["levels"][0]["level"] == "ownership"
+    (told,) = verdict.to_json()["levels"]
+    assert (told["level"], told["outcome"]) == ("ownership", "passed")
+    assert told["found"].startswith("4 marks together: η = ")
+    assert "✓ passed</span></h2><p>4 marks together" in render(verdict)
 
 
 def test_nothing_but_the_final_model_is_needed(made: Any, issuer: polo.Identity) -> None:

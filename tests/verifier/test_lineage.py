@@ -16,7 +16,8 @@ from polo.protocol.records import Bundle
 from polo.storage.bundle import write_bundle
 from polo.storage.folder import ProofFolder
 from polo.verifier import Outcome, Policy, Status, lineage, owners
-from polo.verifier.report import render, shard_rows
+from polo.verifier.report import render
+from polo.verifier.rows import shard_rows
 from polo.verifier.terminal import show
 from polo.verifier.verdict import Owner, Verdict
 

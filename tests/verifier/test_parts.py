@@ -11,14 +11,14 @@ import pytest
 from rich.console import Console
 
 import polo
-from polo.checks import Check
+from polo.checks import Check, numbered, spans
 from polo.protocol.records import Bundle
 from polo.storage.bundle import PUBLIC, read_bundle, whole, write_bundle
 from polo.storage.folder import ProofFolder, checkpoint_path, nonce_path, opening_path
 from polo.verifier import Outcome, Policy, Status
 from polo.verifier.report import render
 from polo.verifier.terminal import show
-from polo.verifier.verdict import Verdict, marks_named, spans
+from polo.verifier.verdict import Verdict
 
 GOLDEN = Path(__file__).parents[2] / "vectors" / "golden"
 PROOF = ProofFolder(GOLDEN / "v1")
@@ -220,4 +220,4 @@ def test_numbers_are_read_as_people_do() -> None:
     assert spans([1, 2, 3, 4, 9]) == "1 to 4 and 9"
     assert spans([5]) == "5"
     assert spans([7, 8]) == "7 and 8"
-    assert len(marks_named(range(1, 10_000, 2))) < 20
+    assert len(numbered("mark", range(1, 10_000, 2))) < 20

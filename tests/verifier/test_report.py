@@ -4,7 +4,6 @@ import json
 import math
 import re
 from collections.abc import Callable
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,16 @@ import pytest
 
 from polo.checks import MEANINGS, Check, Status
 from polo.verifier import report
-from polo.verifier.report import render, shard_rows
-from polo.verifier.verdict import LEVEL_TEXTS, Verdict
+from polo.verifier.levels import LEVEL_TEXTS
+from polo.verifier.report import render
+from polo.verifier.rows import shard_rows
+from polo.verifier.verdict import Verdict
+
+Reader = Callable[[str], Any]
+"""Parses a page."""
 
 CHROMIUM = Path("/usr/bin/chromium")
 EVIL = "</script><script>alert(1)</script><img src=x onerror='alert(1)'>\"</pre></style>"
-VOID = {"meta", "br"}
 FACTS: dict[str, str | int] = {
     "identity": "44" * 32,
     "issuer": "8e" * 32,
@@ -30,41 +33,6 @@ FACTS: dict[str, str | int] = {
     "final_root": "06" * 32,
     "issued": 1_794_774_241,
 }
-
-
-class Page(HTMLParser):
-    """Collects elements with their attributes and text; refuses bad nesting."""
-
-    def __init__(self, source: str) -> None:
-        super().__init__()
-        self.elements: list[tuple[str, dict[str, str], list[str]]] = []
-        self._open: list[int] = []
-        self.feed(source)
-        self.close()
-        assert not self._open
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        names = [name for name, _ in attrs]
-        assert len(names) == len(set(names)), f"{tag} has an attribute twice"
-        self.elements.append((tag, {name: value or "" for name, value in attrs}, []))
-        if tag not in VOID:
-            self._open.append(len(self.elements) - 1)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.elements[self._open.pop()][0] == tag
-
-    def handle_data(self, data: str) -> None:
-        for at in self._open:
-            self.elements[at][2].append(data)
-
-    def find(self, tag: str, **wanted: str) -> list[str]:
-        """Texts of the elements with a tag and these words in their attributes."""
-        return [
-            "".join(text)
-            for name, attributes, text in self.elements
-            if name == tag
-            and all(w in attributes.get(k.rstrip("_"), "").split() for k, w in wanted.items())
-        ]
 
 
 def mark(shard: int, matches: int = 255) -> Check:
@@ -124,11 +92,39 @@ PAGES = {
     "hostile": HOSTILE,
 }
 
+EFFORT: dict[str, dict[str, Any]] = {
+    "effort": {},
+    "free start": {"levels": ("chain", "replay"), "start": "free", "inexact": 5},
+    "forged": {"forged": True, "wrong": ((2, 1), (2, 5), (7, 3))},
+    "unanswered": {"forged": True, "answered": False},
+    "undrawn": {"drawn": False},
+    "long": {"shards": 200, "segments": 500, "draws": 60},
+    "progress": {"levels": ("chain", "progress")},
+    "tiny": {"shards": 1, "segments": 1, "draws": 1},
+}
 
-@pytest.mark.parametrize("name", PAGES)
-def test_a_page_loads_nothing_and_runs_nothing(name: str) -> None:
-    source = render(PAGES[name])
-    page = Page(source)
+
+@pytest.fixture
+def pages(effort_verdict: Callable[..., Verdict]) -> dict[str, Verdict]:
+    """Verdicts of all kinds."""
+    hostile = Check("segment", Status.FAILED, EVIL, 1, EVIL, {"segment": 3}, EVIL, "replay")
+    other = Check("evidence", Status.UNDECIDED, EVIL, level="progress", place=EVIL)
+    return {
+        **PAGES,
+        **{name: effort_verdict(**options) for name, options in EFFORT.items()},
+        "hostile effort": effort_verdict(hostile, other),
+    }
+
+
+ALL = [*PAGES, *EFFORT, "hostile effort"]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_page_loads_nothing_and_runs_nothing(
+    name: str, pages: dict[str, Verdict], read_page: Reader
+) -> None:
+    source = render(pages[name])
+    page = read_page(source)
     for tag, attributes, _ in page.elements:
         assert tag not in {
             "script",
@@ -152,18 +148,18 @@ def test_a_page_loads_nothing_and_runs_nothing(name: str) -> None:
     assert source.encode("utf-8")
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_the_data_is_the_verdict(name: str) -> None:
-    (text,) = Page(render(PAGES[name])).find("pre", id="verdict-json")
-    assert json.loads(text) == json.loads(json.dumps(PAGES[name].to_json()))
+@pytest.mark.parametrize("name", ALL)
+def test_the_data_is_the_verdict(name: str, pages: dict[str, Verdict], read_page: Reader) -> None:
+    (text,) = read_page(render(pages[name])).find("pre", id="verdict-json")
+    assert json.loads(text) == json.loads(json.dumps(pages[name].to_json()))
 
 
-def test_hostile_words_are_shown_as_words() -> None:
+def test_hostile_words_are_shown_as_words(read_page: Reader) -> None:
     source = render(HOSTILE)
     assert EVIL not in source
     assert "<script" not in source
     assert "<img" not in source
-    page = Page(source)
+    page = read_page(source)
     assert EVIL in page.find("p", class_="brand")[0]
     # Control and direction marks are spelt out, not passed on.
     shown = "".join(page.find("main"))
@@ -171,49 +167,53 @@ def test_hostile_words_are_shown_as_words() -> None:
     assert r"\u001b[2J\u202e" in shown
 
 
-def test_outcomes_have_their_colours() -> None:
+def test_outcomes_have_their_colours(read_page: Reader) -> None:
     for name, shape in (("accepted", "passed"), ("rejected", "failed"), ("undecided", "open")):
-        page = Page(render(PAGES[name]))
+        page = read_page(render(PAGES[name]))
         assert len(page.find("header", class_=shape)) == 1
         (title,) = page.find("h1")
         assert title.lower().startswith(PAGES[name].outcome.words.lower())
 
 
-def test_an_accepted_verdict_says_what_it_does_not_show() -> None:
+def test_an_accepted_verdict_says_what_it_does_not_show(read_page: Reader) -> None:
     source = render(PAGES["accepted"])
-    (box,) = Page(source).find("aside")
+    (box,) = read_page(source).find("aside")
     assert "Order and ownership, not effort." in box
     assert PAGES["accepted"].caution.removeprefix("it ") in box
     assert re.search(r"also ask for.*receipts: .*replay: ", box)
     assert source.index("</header><aside>") > 0  # directly below
     for name in ("rejected", "undecided", "broken", "empty"):
-        assert not Page(render(PAGES[name])).find("aside")
+        assert not read_page(render(PAGES[name])).find("aside")
 
 
-def test_higher_levels_close_what_lower_ones_leave_open() -> None:
+def test_higher_levels_close_what_lower_ones_leave_open(read_page: Reader) -> None:
     def box(*levels: str) -> str:
-        checks = verdict(2).checks
-        return Page(render(Verdict("proof", checks, FACTS, levels))).find("aside")[0]
+        held = [Check("evidence", Status.PASSED, level=level) for level in levels]
+        held.append(Check("draw", Status.PASSED, level="replay"))
+        checks = (*verdict(2).checks, *held)
+        return read_page(render(Verdict("proof", checks, FACTS, levels))).find("aside")[0]
 
     assert "receipts: " not in box("chain", "receipts")
     assert "replay: " in box("chain", "receipts")
     everything = box(*LEVEL_TEXTS)
-    assert "No proof closes this" in everything
+    assert "worth learning no proof shows" in everything
     assert "not effort" not in everything
+    assert "effort before W_0" in everything
+    assert "a drawn start: " in everything
 
 
-def test_accuracy_that_was_not_measured_is_named() -> None:
+def test_accuracy_that_was_not_measured_is_named(read_page: Reader) -> None:
     checks = tuple(c for c in verdict(4).checks if c.name not in ("accuracy", "claim"))
-    (box,) = Page(render(Verdict("proof", checks, FACTS | {"shards": 4}))).find("aside")
+    (box,) = read_page(render(Verdict("proof", checks, FACTS | {"shards": 4}))).find("aside")
     assert "Accuracy was not measured" in box
-    (box,) = Page(render(Verdict("p", (*checks, *accuracy(4)), FACTS | {"shards": 4}))).find(
+    (box,) = read_page(render(Verdict("p", (*checks, *accuracy(4)), FACTS | {"shards": 4}))).find(
         "aside"
     )
     assert "measured on 1 of 4 shards" in box
 
 
-def test_long_values_can_be_copied_whole() -> None:
-    page = Page(render(PAGES["accepted"]))
+def test_long_values_can_be_copied_whole(read_page: Reader) -> None:
+    page = read_page(render(PAGES["accepted"]))
     shown = page.find("code", class_="hex")
     assert shown == [FACTS["identity"], FACTS["issuer"], FACTS["final_root"]]
     titles = [a.get("title") for t, a, _ in page.elements if t == "code" and "title" in a]
@@ -221,12 +221,12 @@ def test_long_values_can_be_copied_whole() -> None:
 
 
 @pytest.mark.parametrize(("issued", "text"), [(0, "1970-01-01, 00:00 UTC"), (2**53, "seconds")])
-def test_dates_of_any_size_are_written(issued: int, text: str) -> None:
-    assert any(text in shown for shown in Page(render(verdict(1, issued=issued))).find("dd"))
+def test_dates_of_any_size_are_written(issued: int, text: str, read_page: Reader) -> None:
+    assert any(text in shown for shown in read_page(render(verdict(1, issued=issued))).find("dd"))
 
 
-def test_three_charts_with_a_mark_per_shard() -> None:
-    page = Page(render(verdict(60, bad=(31,))))
+def test_three_charts_with_a_mark_per_shard(read_page: Reader) -> None:
+    page = read_page(render(verdict(60, bad=(31,))))
     marks = page.find("circle", class_="mark") + page.find("path", class_="mark")
     assert len(marks) == 3 * 60 + 2  # and two in the legend
     assert len(page.find("svg", class_="polo-chart", role="img")) == 3
@@ -234,25 +234,27 @@ def test_three_charts_with_a_mark_per_shard() -> None:
     assert len(page.find("circle", class_="claim")) == 60 + 1  # and one in the legend
 
 
-def test_a_shard_whose_nonce_is_missing_is_no_blank() -> None:
+def test_a_shard_whose_nonce_is_missing_is_no_blank(read_page: Reader) -> None:
     checks = tuple(check for check in verdict(5).checks if check.shard != 3)
-    page = Page(render(Verdict("proof", (*checks, UNDECIDED), FACTS | {"shards": 5})))
+    page = read_page(render(Verdict("proof", (*checks, UNDECIDED), FACTS | {"shards": 5})))
     assert len(page.find("path", class_="open")) == 2 + 1  # η, log2 p, and the legend
 
 
-def test_a_claim_that_disagrees_is_a_square() -> None:
+def test_a_claim_that_disagrees_is_a_square(read_page: Reader) -> None:
     checks = (*(c for c in verdict(3).checks if c.shard != 2), mark(2))
-    page = Page(render(Verdict("p", (*checks, *accuracy(2, claimed=0.99)), FACTS | {"shards": 3})))
+    page = read_page(
+        render(Verdict("p", (*checks, *accuracy(2, claimed=0.99)), FACTS | {"shards": 3}))
+    )
     assert len(page.find("rect", class_="claim")) == 1 + 1
     assert "Rejected" in page.find("h1")[0]
 
 
-def test_a_long_chain_is_drawn_by_its_ends_and_its_faults() -> None:
-    (chain,) = Page(render(verdict(60, bad=(31,)))).find("ol", class_="chain")
+def test_a_long_chain_is_drawn_by_its_ends_and_its_faults(read_page: Reader) -> None:
+    (chain,) = read_page(render(verdict(60, bad=(31,)))).find("ol", class_="chain")
     drawn = [int(number) for number in re.findall(r"W(\d+)", chain)]
     assert drawn == [0, 1, 2, 3, 31, *range(52, 61)]
     assert re.findall(r"(\d+) more", chain) == ["27", "20"]
-    (short,) = Page(render(verdict(12))).find("ol", class_="chain")
+    (short,) = read_page(render(verdict(12))).find("ol", class_="chain")
     assert "more" not in short
 
 
@@ -263,10 +265,10 @@ def test_numbers_out_of_file_names_do_not_stretch_the_charts() -> None:
     assert not shard_rows(Verdict("p", (stranger,)))
 
 
-def test_problems_come_before_the_full_list() -> None:
-    page = Page(render(PAGES["rejected"]))
+def test_problems_come_before_the_full_list(read_page: Reader) -> None:
+    page = read_page(render(PAGES["rejected"]))
     titles = page.find("h2")
-    assert titles.index("What stands in the way") < titles.index("Shard by shard")
+    assert titles.index("What stands in the way") < titles.index("Level chain✕ failed")
     items = page.find("li", class_="is-failed") + page.find("li", class_="is-open")
     assert [item.split("η")[0] for item in items[:2]] == [
         *("mark · failed · shard 7", "mark · failed · shard 4")
@@ -275,9 +277,9 @@ def test_problems_come_before_the_full_list() -> None:
         assert words in items[2]
 
 
-def test_many_checks_are_grouped_and_counted() -> None:
+def test_many_checks_are_grouped_and_counted(read_page: Reader) -> None:
     whole = verdict(1200, bad=tuple(range(1, 101)))
-    page = Page(render(whole))
+    page = read_page(render(whole))
     assert f"All {len(whole.checks)} checks" in page.find("h2")
     groups = page.find("details", class_="group")
     assert [group.split()[0] for group in groups] == [
@@ -293,9 +295,9 @@ def test_many_checks_are_grouped_and_counted() -> None:
     assert "… and 60 more" in page.find("section", class_="long")[0]
 
 
-def test_levels_are_listed_with_how_they_ended() -> None:
+def test_levels_are_listed_with_how_they_ended(read_page: Reader) -> None:
     checks = (*verdict(2).checks, Check("evidence", Status.UNDECIDED, "unknown", level="receipts"))
-    page = Page(render(Verdict("proof", checks, FACTS, ("chain", "receipts", "replay"))))
+    page = read_page(render(Verdict("proof", checks, FACTS, ("chain", "receipts", "replay"))))
     rows = page.find("tr", class_="on") + page.find("tr", class_="off")
     assert len(rows) == len(LEVEL_TEXTS)
     assert "asked for, passed" in rows[0]
@@ -308,17 +310,17 @@ def test_levels_are_listed_with_how_they_ended() -> None:
         assert text.does_not_show in row
 
 
-def test_figures_that_are_no_numbers_leave_gaps() -> None:
+def test_figures_that_are_no_numbers_leave_gaps(read_page: Reader) -> None:
     odd = Check("mark", Status.FAILED, "odd", 1, figures={"eta": math.nan, "log2_p": -math.inf})
-    (text,) = Page(render(Verdict("p", (odd,)))).find("pre", id="verdict-json")
+    (text,) = read_page(render(Verdict("p", (odd,)))).find("pre", id="verdict-json")
     assert json.loads(text)["checks"][0]["figures"] == {"eta": None, "log2_p": None}
 
 
-def test_a_real_proof_shows_no_nonce(make_proof: Callable[..., Any]) -> None:
+def test_a_real_proof_shows_no_nonce(make_proof: Callable[..., Any], read_page: Reader) -> None:
     made = make_proof(epochs=3)
     found = made.verify()
     source = render(found)
-    page = Page(source)
+    page = read_page(source)
     assert page.find("h1") == ["Accepted at level chain"]
     assert len(page.find("circle", class_="mark")) == 3 * made.proof.shards + 1
     assert found.facts["identity"] in page.find("code", class_="hex")
@@ -329,7 +331,10 @@ def test_a_real_proof_shows_no_nonce(make_proof: Callable[..., Any]) -> None:
     assert found.outcome.name == "ACCEPTED"
 
 
-def test_a_browser_shows_every_page_without_complaint(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_browser_shows_every_page_without_complaint(
+    tmp_path: Path, pages: dict[str, Verdict]
+) -> None:
     if not CHROMIUM.exists():
         pytest.skip(f"{CHROMIUM} is missing")
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is missing")
@@ -347,7 +352,7 @@ def test_a_browser_shows_every_page_without_complaint(tmp_path: Path) -> None:
         tab.on("pageerror", lambda error: said.append(str(error)))
         tab.on("dialog", lambda dialog: said.append(dialog.message))
         tab.on("request", lambda request: said.append(request.url) if not asked(request) else None)
-        for name, content in PAGES.items():
+        for name, content in pages.items():
             file = tmp_path / f"{name}.html"
             file.write_text(render(content), encoding="utf-8")
             for width in (1200, 400):

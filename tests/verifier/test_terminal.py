@@ -139,6 +139,92 @@ def test_a_terminal_without_unicode_gets_ascii() -> None:
     assert "+ passed" in text
 
 
+def level_lines(text: str) -> dict[str, str]:
+    """The line of each level, with what follows it on further lines."""
+    joined = re.sub(r"\n {5,}", " ", text)
+    return dict(re.findall(r"^([✓✕?] (?:chain|progress|replay)) +(.*)$", joined, re.MULTILINE))
+
+
+def test_levels_have_a_line_each(effort_verdict: Callable[..., Verdict]) -> None:
+    found = level_lines(printed(effort_verdict(), 100))
+    assert found.keys() == {"✓ chain", "✓ progress", "✓ replay"}
+    assert found["✓ chain"].startswith("10 marks, weakest η = 0.9500; 0.8955 on the public test")
+    assert found["✓ progress"] == (
+        "heuristics: z = 140.0 at first, held-out loss 2.3 → 0.3, moves 57 × noise, "
+        "straightness 0.43"
+    )
+    assert found["✓ replay"] == (
+        "52 of 220 segments (23.6% of all steps) and 3 sealings run again; a tenth faked escapes "
+        "with 0.0056, one segment with 0.8"
+    )
+    assert not level_lines(printed(effort_verdict(levels=("chain",))))
+
+
+def test_levels_that_failed_say_where(effort_verdict: Callable[..., Verdict]) -> None:
+    text = printed(effort_verdict(forged=True, wrong=((2, 1), (2, 5), (7, 3))), 100)
+    found = level_lines(text)
+    assert found.keys() == {"✓ chain", "✕ progress", "✕ replay"}
+    assert found["✕ progress"] == "downhill, movement and loss failed"
+    assert found["✕ replay"].endswith("segments failed (shards 2 and 7)")
+    joined = " ".join(text.split())
+    assert "✕ segment (3 times: shard 2, segments 1 and 5; shard 7, segment 3): came out" in joined
+    assert text.index("✕ segment") < text.index("✕ downhill")
+    assert re.search(r"^ +2 .*✕ replay", text, re.MULTILINE)
+    assert re.search(r"^ +3 .*✓ passed", text, re.MULTILINE)
+
+
+def test_an_open_level_gives_its_advice_once(effort_verdict: Callable[..., Verdict]) -> None:
+    text = printed(effort_verdict(drawn=False), 100)
+    assert level_lines(text)["? replay"] == "draw undecided"
+    assert text.count("polo challenge") == 1
+    again = Check("segment", Status.UNDECIDED, "a", 1, figures={"segment": 1}, advice="--ends")
+    more = [again, *(Check("nonce", Status.UNDECIDED, "x", s, advice="Ask.") for s in (1, 2, 3))]
+    text = printed(effort_verdict(*more, drawn=False), 100)
+    assert text.count("what to do: Ask.") == 1
+    assert text.count("what to do: --ends") == 1
+
+
+def test_notes_of_shards_are_not_printed(effort_verdict: Callable[..., Verdict]) -> None:
+    text = printed(effort_verdict(shards=40, start="free"))
+    assert "i start: free" in text
+    assert "i movement" not in text
+
+
+def test_many_failed_segments_are_cut(effort_verdict: Callable[..., Verdict]) -> None:
+    wrong = tuple((shard, at) for shard in range(1, 101) for at in range(0, 100, 3))
+    text = printed(effort_verdict(shards=100, segments=100, wrong=wrong, forged=True))
+    assert len(text.splitlines()) < 60
+    assert "segments failed (shards 1 to 100)" in " ".join(text.split())
+    odd = [
+        Check("segment", Status.FAILED, f"state {at}", 1, figures={"segment": at}, level="replay")
+        for at in range(100)
+    ]
+    text = printed(effort_verdict(*odd, forged=True))
+    assert "✕ loss" in text
+    assert "… and " in text
+    assert text.count("✕ segment") <= 10
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_lines_of_levels_are_no_wider_than_the_terminal(
+    effort_verdict: Callable[..., Verdict], width: int
+) -> None:
+    for options in ({}, {"forged": True, "wrong": ((2, 1), (7, 3))}, {"drawn": False}):
+        text = printed(effort_verdict(**options), width)
+        assert max(map(len, text.splitlines())) <= width
+
+
+def test_hostile_words_of_levels_do_nothing(effort_verdict: Callable[..., Verdict]) -> None:
+    evil = Check("segment", Status.FAILED, EVIL, 1, EVIL, {"segment": 2}, EVIL, "replay")
+    text = printed(effort_verdict(evil, Check("evidence", Status.NOTE, EVIL, level="replay")), 100)
+    assert r"\u001b[2J" in text
+    assert not re.search("[\x00-\x09\x0b-\x1f\u202e]", text)
+    file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    show(effort_verdict(), Console(file=file, width=100))
+    file.seek(0)
+    assert "held-out loss 2.3 -> 0.3, moves 57 x noise" in " ".join(file.read().split())
+
+
 def test_a_real_proof_is_shown(make_proof: Callable[..., Any]) -> None:
     made = make_proof(epochs=3)
     text = printed(made.verify())

@@ -14,7 +14,18 @@ import sys
 from cyclopts import App, CycloptsError
 
 from polo._version import __version__
-from polo.cli import bundles, enrol, keys, ownership, quickstart, transfer, validate, verify
+from polo.cli import (
+    bundles,
+    data,
+    enrol,
+    keys,
+    ownership,
+    quickstart,
+    replay,
+    transfer,
+    validate,
+    verify,
+)
 from polo.errors import PoloError
 
 app = App(
@@ -27,10 +38,13 @@ app = App(
 app.command(quickstart.quickstart)
 app.command(keys.keygen)
 app.command(keys.trust)
+app.command(data.data)
 app.command(enrol.enrol)
 app.command(validate.validate)
 app.command(verify.verify)
 app.command(verify.show)
+app.command(replay.challenge)
+app.command(replay.answer)
 app.command(transfer.transfer)
 app.command(bundles.disclose)
 app.command(bundles.export)

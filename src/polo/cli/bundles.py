@@ -219,7 +219,7 @@ def _report(
 ) -> None:
     from polo.checks import plain
     from polo.storage.disclosures import secret_marks
-    from polo.verifier.verdict import spans
+    from polo.checks import spans
 
     total = len(manifest.shards)
     left = len(secret_marks(proof, total))
@@ -271,7 +271,7 @@ def _contents(bundle: "Bundle") -> str:
 def _print_list(proof: Path, manifest: "Manifest", *, json: bool) -> None:
     from polo.checks import plain
     from polo.storage.disclosures import disclosures, secret_marks
-    from polo.verifier.verdict import spans
+    from polo.checks import spans
 
     entries = disclosures(proof)
     total = len(manifest.shards)

@@ -1,8 +1,11 @@
 """`polo enrol`: the issuer signs terms for an identity."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
+from cyclopts import Parameter
+
+from polo.cli.data import recipe_of
 from polo.cli.keys import passphrase_of
 from polo.cli.output import Flag, print_json
 from polo.cli.tasks import load_task
@@ -28,7 +31,11 @@ def enrol(
     load: float = 0.125,
     block: int = 256,
     key: Literal["block", "dense"] = "block",
+    start: Literal["free", "derived"] = "free",
     parent: Path | None = None,
+    progress: Flag = False,
+    data: Path | None = None,
+    recipe: Annotated[list[str] | None, Parameter(negative="", consume_multiple=True)] = None,
     passphrase: Flag = False,
     json: Flag = False,
 ) -> None:
@@ -38,6 +45,9 @@ def enrol(
     polo enrol --task digits --identity alice.pub --issuer issuer.key --out enrolment
 
     polo enrol --task digits --identity bob.pub --issuer issuer.key --out bob --parent alice-proof
+
+    polo enrol --task digits --identity alice.pub --issuer issuer.key --out enrolment
+    --data my-data/data.json --recipe rate=0.05 batch=64 every=16
 
     Parameters
     ----------
@@ -69,21 +79,42 @@ def enrol(
         Weights per block, a power of two.
     key
         One small key per block (block), or one over all of them (dense).
+    start
+        Whether training may start anywhere (free) or from an initialisation that is drawn from the
+        enrolment (derived): polo.draw_start.
     parent
         A proof, or a bundle of it: training must start from the model it ends in, as for one who
         buys it.
+    progress
+        Ask for level progress: heuristics on whether the checkpoints look like training, for which
+        the trainer keeps all of them.
+    data
+        The trainer's data.json (polo data): asks for level replay on these data, so that every
+        step is fixed and the trainer keeps all checkpoints.
+    recipe
+        How every step of training is done, with --data: settings such as rate=0.05 optimizer=adam,
+        or a TOML file of them. See section 16.4 of docs/protocol.md.
     passphrase
         The issuer's key is protected: ask, or take POLO_PASSPHRASE.
     json
         Print JSON.
     """
     from polo import enrolment
+    from polo.evidence.replay.data import load_record
+    from polo.evidence.start import drawn
     from polo.keys import Identity, load_public
 
     secret = passphrase_of() if passphrase else None
     origin = _parent(parent) if parent else None
+    if recipe and not data:
+        raise TermsError("a recipe needs the data that it is for", advice="Give --data data.json.")
+    subject = load_task(task)
+    committed = load_record(data / "data.json" if data.is_dir() else data) if data else None
+    if start == "derived":
+        # Whether every tensor has a rule is better known now than when the trainer draws.
+        drawn(subject.build_model(), bytes(32))
     terms = enrolment.make_terms(
-        load_task(task),
+        subject,
         bits=bits,
         shards=shards,
         fewest_shards=fewest_shards,
@@ -94,7 +125,11 @@ def enrol(
         load=load,
         block=block,
         key=key,
+        start=start,
         parent=origin.last_root if origin else None,
+        progress=progress,
+        replay=recipe_of(committed, subject, recipe or ()) if committed else None,
+        data=committed.root if committed else None,
     )
     if origin and origin.terms.layout != terms.layout:
         raise TermsError(

@@ -16,14 +16,17 @@ if TYPE_CHECKING:
     import torch
     from rich.console import Console
 
+    from polo.protocol.challenge import Challenge
     from polo.receipts import OfflineEnrolment
     from polo.verifier import Verdict
 
 EPOCHS = 10
 BITS = 256
-SEED = 20
 BATCH = 64
-LEARNING_RATE = 0.05
+LEARNING_RATE = 0.02
+SEGMENT = 2
+DRAWS = 36
+TOP = 2
 FORGED_SHARDS = 6
 PRUNED = 0.3
 MADE = (
@@ -34,8 +37,10 @@ MADE = (
     "report.html",
     "stolen.safetensors",
     "unmarked.safetensors",
+    "train.safetensors",
+    "challenge.json",
 )
-MADE_FOLDERS = ("enrolment", "proof", "proof.state")
+MADE_FOLDERS = ("data", "enrolment", "proof", "proof.state", "answer")
 
 
 def quickstart(
@@ -47,8 +52,8 @@ def quickstart(
     """Train, prove, verify and attack a small model, in less than a minute.
 
     Makes the keys of an issuer and a trainer, enrols the trainer, trains a small convolutional
-    network on real handwritten digits with a chain of marks, verifies the proof, and shows what
-    it withstands and what it does not.
+    network on real handwritten digits with a chain of marks, draws steps of the training and runs
+    them again, verifies the proof, and shows what it withstands and what it does not.
 
     Examples:
     polo quickstart
@@ -101,9 +106,10 @@ class _Play:
         total = len(self.task.train_data[1])
         self.console.print(f"training {EPOCHS} epochs on {total} real digits, without PoLO …")
         plain, wrong_plain = self._train_plain()
-        self.console.print(f"training {EPOCHS} epochs from the same seed, with PoLO …")
+        self.console.print(f"training {EPOCHS} epochs from the same start, with PoLO …")
         model, wrong = self._train_proved(issued)
-        self.console.print("verifying, newest shard first …\n")
+        self._answer(self._draw())
+        self.console.print("verifying, newest shard first, and running the segments again …\n")
         verdict = self._verify()
         self._show(verdict, wrong_plain, wrong)
         self.results = {
@@ -120,34 +126,57 @@ class _Play:
         return verdict
 
     def _enrol(self) -> "OfflineEnrolment":
+        from safetensors.numpy import save_file
+
         from polo import enrolment
+        from polo.evidence.replay.data import DataSource
+        from polo.evidence.replay.recipe import Recipe
         from polo.keys import Identity, save_public
 
         self.issuer, self.trainer = Identity.generate(), Identity.generate()
         for name, identity in (("issuer", self.issuer), ("trainer", self.trainer)):
             identity.save(self.folder / f"{name}.key")
             save_public(identity.public_key, self.folder / f"{name}.pub")
-        steps = -(-len(self.task.train_data[1]) // BATCH)
-        self.terms = enrolment.make_terms(self.task, bits=BITS, shards=EPOCHS, fewest_steps=steps)
+        columns = self.task.train_columns()
+        save_file(columns, self.folder / "train.safetensors")
+        self.data = DataSource.create(self.folder / "data", columns)
+        self.recipe = Recipe(
+            samples=self.data.samples,
+            batch=BATCH,
+            rate=LEARNING_RATE,
+            every=SEGMENT,
+            draws=DRAWS,
+            top=TOP,
+            seals=EPOCHS,
+        )
+        steps = self.recipe.steps_per_pass
+        self.terms = enrolment.make_terms(
+            self.task,
+            bits=BITS,
+            shards=EPOCHS,
+            fewest_steps=steps,
+            start="derived",
+            progress=True,
+            replay=self.recipe,
+            data=self.data.root,
+        )
         issued = enrolment.enrol(self.terms, identity=self.trainer.public_key, issuer=self.issuer)
         issued.save(self.folder / "enrolment")
         self.console.print(
             f"the issuer signs terms for the trainer: marks of {BITS} bits, at most {EPOCHS} "
-            f"shards of at least {steps} steps"
+            f"shards of at least {steps} steps, a drawn start, and levels chain, progress and "
+            "replay"
         )
+        self.issued = issued
         return issued
 
     def _fresh(self) -> "tuple[torch.nn.Module, torch.optim.Optimizer]":
-        import torch
+        """The start that the enrolment fixes, and a new optimizer."""
+        from polo.evidence.start import draw_start
 
-        torch.manual_seed(SEED)
         model = self.task.build_model()
-        return model, self._optimizer(model, LEARNING_RATE)
-
-    def _optimizer(self, model: "torch.nn.Module", rate: float) -> "torch.optim.Optimizer":
-        import torch
-
-        return torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
+        draw_start(model, self.issued)
+        return model, self.recipe.optimizer(model)
 
     def _wrong(self, model: "torch.nn.Module") -> int:
         total = len(self.task.test_data[1])
@@ -169,17 +198,49 @@ class _Play:
 
         model, optimizer = self._fresh()
         began = time.perf_counter()
-        prover = Prover(issued, key=self.trainer, store=self.folder / "proof")
+        prover = Prover(issued, key=self.trainer, store=self.folder / "proof", data=self.data)
         with progress_bar() as tell, prover.attach(model, optimizer):
             for epoch in range(EPOCHS):
                 tell("training", epoch, EPOCHS)
-                self.task.train_epoch(model, optimizer, BATCH)
+                for indices in prover.sampler:
+                    self.task.train_step(model, optimizer, self.data.batch(indices))
                 prover.end_epoch(evaluate=lambda: self.task.evaluate(model))
         prover.finish()
         self.seconds["training with PoLO"] = time.perf_counter() - began
         self.seconds["embedding"] = prover.timings.embedding
+        self.seconds["recording"] = prover.timings.recording
         self.seconds["sealing"] = prover.timings.sealing
         return model, self._wrong(model)
+
+    def _draw(self) -> "Challenge":
+        """What the verifier wants to see again."""
+        from polo.evidence.replay import challenge
+
+        drawn = challenge.draw(self.folder / "proof")
+        challenge.save(drawn, self.folder / "challenge.json")
+        self.console.print(
+            f"the verifier draws {len(drawn.segments)} segments of {SEGMENT} steps and "
+            f"{len(drawn.sealings)} sealings to see again …"
+        )
+        self.challenge = drawn
+        return drawn
+
+    def _answer(self, drawn: "Challenge") -> None:
+        """What the trainer shows of them, computed again."""
+        from polo.evidence.replay.answer import answer
+
+        began = time.perf_counter()
+        with progress_bar() as tell:
+            answer(
+                self.folder / "proof",
+                drawn,
+                task=self.task,
+                data=self.data,
+                key=self.trainer,
+                out=self.folder / "answer",
+                listener=tell,
+            )
+        self.seconds["answering"] = time.perf_counter() - began
 
     def _verify(self) -> "Verdict":
         from polo.verifier import verify
@@ -191,6 +252,8 @@ class _Play:
                 self.folder / "proof",
                 trust=self.folder / "issuer.pub",
                 task=self.task,
+                challenge=self.challenge,
+                answer=self.folder / "answer",
                 listener=tell,
             )
         self.seconds["verifying"] = time.perf_counter() - began
@@ -207,7 +270,9 @@ class _Play:
         table = Table("", "without PoLO", "with PoLO", box=None, padding=(0, 3))
         table.add_row("training", took["training without PoLO"], took["training with PoLO"])
         table.add_row("  of it embedding", "–", took["embedding"])
+        table.add_row("  of it recording", "–", took["recording"])
         table.add_row("  of it sealing", "–", took["sealing"])
+        table.add_row("answering the draw", "–", took["answering"])
         table.add_row("verifying", "–", took["verifying"])
         total = len(self.task.test_data[1])
         table.add_row(f"wrong of {total} test digits", str(wrong_plain), str(wrong))
@@ -245,7 +310,7 @@ class _Play:
             model,
             stolen,
             train=lambda copy: self.task.train_epoch(
-                copy, self._optimizer(copy, LEARNING_RATE / 10), BATCH
+                copy, self.recipe.changed(rate=LEARNING_RATE / 4).optimizer(copy), BATCH
             ),
             pruned=PRUNED,
         )
@@ -290,11 +355,12 @@ class _Play:
         return {"scene": title, "outcome": verdict.outcome.name.lower(), "place": place}
 
     def _forgery(self, model: "torch.nn.Module", out: Path) -> dict[str, Any]:
-        """A chain made up without training: accepted at level chain, which is the point."""
+        """A chain made up without training: it passes level chain, and fails the levels above."""
         from polo import enrolment
         from polo.cli import scenes
+        from polo.evidence.replay import challenge
         from polo.keys import Identity
-        from polo.verifier import verify
+        from polo.verifier import Status, verify
 
         thief = Identity.generate()
         forged = scenes.forge(
@@ -305,20 +371,27 @@ class _Play:
             shards=FORGED_SHARDS,
             evaluate=lambda: self.task.evaluate(model),
         )
-        verdict = verify(out, trust=self.issuer.public_key, task=self.task)
+        verdict = verify(
+            out, trust=self.issuer.public_key, task=self.task, challenge=challenge.draw(out)
+        )
+        failed = list(verdict.of(Status.FAILED))
+        refused = {check.level: check.sentence() for check in reversed(failed)}
         each = 1000 * forged.seconds / forged.shards
         title = f"a thief edits the finished model {forged.shards} times and never trains"
+        self.console.print(f"[{'green' if failed else 'red'}]{title}[/]")
+        for level in sorted(refused):
+            self.console.print(f"    REJECTED at level {level}: {refused[level]}", markup=False)
+        alone = "would have been REJECTED" if "chain" in refused else "would have ACCEPTED it"
         self.console.print(
-            f"[yellow]{title}[/]\n"
-            f"    [yellow]{verdict.outcome.words} at level chain, forged in {each:.0f} ms a shard: "
-            "the chain shows order and ownership, not effort[/]\n"
+            f"    [yellow]level chain alone {alone}, forged in {each:.0f} ms a shard: the chain "
+            "shows order and ownership, not effort[/]\n"
             f"    (who came first? {self._containment(out)})\n"
-            "    what closes it: terms that also ask for receipts, uniqueness, progress and\n"
-            "    replay; this release knows level chain alone (docs/threat-model.md)\n"
         )
         return {
             "scene": title,
             "outcome": verdict.outcome.name.lower(),
+            "refused_at": sorted(refused),
+            "reasons": refused,
             "milliseconds_per_shard": each,
         }
 
@@ -335,7 +408,8 @@ class _Play:
         polo = _program()
         for line in (
             "Now try",
-            f"    {polo} verify {self.folder}/proof --trust {self.folder}/issuer.pub",
+            f"    {polo} verify {self.folder}/proof --trust {self.folder}/issuer.pub "
+            f"--challenge {self.folder}/challenge.json --answer {self.folder}/answer",
             f"    {polo} show {self.folder}/proof",
             f"    {polo} identify {self.folder}/stolen.safetensors --proof {self.folder}/proof "
             f"--trust {self.folder}/issuer.pub",

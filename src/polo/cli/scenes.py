@@ -11,12 +11,18 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
+from secrets import token_bytes
 
 import torch
 from safetensors.torch import save_file
 
 from polo.embedding.embedder import Embedder
 from polo.embedding.placement import parameters_of
+from polo.evidence.replay import platform
+from polo.evidence.replay.record import Boundary, Record, segments_of
+from polo.evidence.replay.state import MOVE_ONE, NO_STATE, digest_of
+from polo.evidence.replay.timeline import LEVEL
+from polo.evidence.start import draw_start
 from polo.keys import Identity
 from polo.privacy import obfuscation
 from polo.protocol import chain, signing
@@ -29,13 +35,14 @@ from polo.protocol.records import (
     Nonce,
     Retention,
     Start,
+    Terms,
 )
 from polo.prover.sealing import Effort, Sealed, Setting, seal
 from polo.receipts import OfflineEnrolment
-from polo.storage.folder import MANIFEST_FILE, ProofFolder, checkpoint_path
+from polo.storage.folder import MANIFEST_FILE, ProofFolder, checkpoint_path, evidence_path
 from polo.storage.writer import ProofWriter
 from polo.watermark.mark import carrier_of
-from polo.weights.checkpoint import checkpoint_of
+from polo.weights.checkpoint import Checkpoint, checkpoint_of
 from polo.weights.hashing import commit
 
 
@@ -89,13 +96,18 @@ def forge(
 ) -> Forgery:
     """Somebody who only has a finished model makes up a whole chain, without one training step.
 
-    The finishing step alone presses each mark; the epochs and steps it declares never happened.
+    It begins with the start that the enrolment fixes, as it must, and goes on with the stolen
+    weights. The finishing step alone presses each mark; the steps it declares never happened, and
+    its record of them is made up.
     """
     terms, source = enrolment.record.terms, enrolment.nonces
     writer = ProofWriter(out, key, Retention("all", 1, False))
     forger = _Forger(model, enrolment, writer.secret)
-    checkpoint = checkpoint_of(model)
+    beginning = deepcopy(model)
+    draw_start(beginning, enrolment)
+    checkpoint = checkpoint_of(beginning)
     root = commit(checkpoint).root
+    story = _Story(terms, checkpoint)
     promise = obfuscation.secret_commitment(obfuscation.secret_of(writer.secret, 1))
     start = Start(root, promise, None)
     writer.begin(
@@ -111,7 +123,10 @@ def forge(
         sealed, opening = forger.shard(nonce, root)
         seconds += time.perf_counter() - began
         metrics = {terms.task.metric: round(evaluate() * MILLION)}
-        writer.seal(replace(sealed.record, metrics=metrics), sealed.checkpoint, opening, nonce)
+        record = story.shard(sealed.checkpoint)
+        made_up = replace(sealed.record, metrics=metrics, evidence={LEVEL: record.digest})
+        files = {evidence_path(LEVEL, number): record.encode()}
+        writer.seal(made_up, sealed.checkpoint, opening, nonce, files)
         root = sealed.commitment.root
     writer.finish(0)
     writer.close()
@@ -184,6 +199,25 @@ class _Forger:
         )
         where = self._carrier.leaves(embedder.mark.blocks)
         return sealed, sealed.commitment.open(sealed.checkpoint, where)
+
+
+class _Story:
+    """A record of training that never happened: states nobody has seen, end to end."""
+
+    def __init__(self, terms: Terms, start: Checkpoint) -> None:
+        recipe = next(item for item in terms.evidence if item.level == LEVEL)
+        every = int(recipe.settings["every"])
+        self._segments = segments_of(terms.shards.fewest_steps, every)
+        self._model, self._rest = digest_of(start), NO_STATE
+
+    def shard(self, sealed: Checkpoint) -> Record:
+        """The record of one more shard, which ends in the given weights."""
+        made_up = [Boundary(token_bytes(32), token_bytes(32)) for _ in range(self._segments)]
+        boundaries = (Boundary(self._model, self._rest), *made_up)
+        self._model, self._rest = digest_of(sealed), boundaries[-1].rest
+        moves = ((MOVE_ONE, MOVE_ONE),) * self._segments
+        here = platform.text_of(platform.describe("cpu"))
+        return Record(boundaries, (*moves, (MOVE_ONE // 4, 0)), here)
 
 
 def _sign_again(proof: Path, key: Identity, change: Callable[[Manifest], Manifest]) -> None:

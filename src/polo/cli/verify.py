@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from polo.cli.devices import checked_device
 from polo.cli.output import Flag, print_json, progress_bar, size
 from polo.cli.tasks import load_task
 from polo.errors import StoreError
 
 if TYPE_CHECKING:
+    from polo.protocol.challenge import Challenge
     from polo.protocol.records import Bundle, Manifest
 
 
@@ -24,6 +26,9 @@ def verify(
     model: Path | None = None,
     whole: Flag = False,
     final_only: Flag = False,
+    challenge: Path | None = None,
+    answer: Path | None = None,
+    device: str | None = None,
     report: Path | None = None,
     json: Flag = False,
 ) -> int:
@@ -35,6 +40,8 @@ def verify(
     polo verify proof --model delivered.safetensors --report report.html
 
     polo verify bob.polo --trust issuer.pub
+
+    polo verify proof --trust issuer.pub --challenge challenge.json --answer answer
 
     Exit code 0 accepted, 1 rejected, 2 could not decide.
 
@@ -54,6 +61,12 @@ def verify(
         Look only for all marks in the final model (or --model): ownership, and nothing else.
     whole
         Accept only a whole proof; a disclosure then cannot be decided.
+    challenge
+        What you drew with polo challenge, where the terms ask for replay.
+    answer
+        The prover's answer to it. Without one the challenge counts as failed.
+    device
+        Where to run drawn segments again: cpu or cuda; by default where they were trained.
     report
         Write the verdict as a web page.
     json
@@ -75,14 +88,24 @@ def verify(
             place=str(report),
             advice="Give a file to write, in a folder that exists: --report report.html",
         )
+    if answer and not challenge:
+        raise StoreError(
+            "an answer without the challenge that it answers",
+            place=str(answer),
+            advice="Give the file that you drew, too: --challenge challenge.json.",
+        )
     trusted: list[Trust] = [TrustStore(), *(trust or [])]
     with progress_bar() as tell:
         verdict = run(
             proof,
             trust=trusted,
             task=load_task(task) if task else None,
-            policy=Policy(accuracy, whole=whole, final_only=final_only),
+            policy=Policy(
+                accuracy, whole=whole, final_only=final_only, device=checked_device(device)
+            ),
             model=model,
+            challenge=_challenge(challenge),
+            answer=answer,
             listener=tell,
         )
     if json:
@@ -100,6 +123,14 @@ def verify(
         if not json:
             print(f"report: {report}")
     return int(verdict.outcome)
+
+
+def _challenge(path: Path | None) -> "Challenge | None":
+    if path is None:
+        return None
+    from polo.evidence.replay.challenge import load
+
+    return load(path)
 
 
 def show(proof: Path, /, *, json: Flag = False) -> None:

@@ -49,11 +49,28 @@ def scale_of(values: NDArray[np.floating[Any]], sigma: int) -> float:
     if not values.size:
         return 0.0
     with np.errstate(over="ignore"):
-        rms = math.sqrt(float(np.mean(np.square(values, dtype=np.float64))))
+        double = values.astype(np.float64, copy=False)
+        rms = math.sqrt(float(np.dot(double, double)) / values.size)
     if not math.isfinite(rms):
         return 0.0  # Training has diverged; committing to these weights will say so.
     mantissa, exponent = math.frexp(rms * sigma / MILLION)
     return math.ldexp(round(math.ldexp(mantissa, _SCALE_BITS)), exponent - _SCALE_BITS)
+
+
+def deviations(seed: bytes, piece: int, count: int) -> NDArray[np.int64]:
+    """Gaussian deviations of one piece of a tensor, in sixty-fourths of σ.
+
+    Args:
+        seed: The tensor's own seed.
+        piece: Number of the piece.
+        count: How many deviations.
+    """
+    table = np.array(sampler.table(), dtype=np.uint64)
+    raw = derivation.stream(seed, "polo/gauss/1", piece, 8 * count)
+    words = np.frombuffer(raw, dtype="<u8")
+    magnitude = np.searchsorted(table, words & np.uint64(2**63 - 1), side="right")
+    signed = np.where(words >> np.uint64(63), -magnitude, magnitude)
+    return signed.astype(np.int64)
 
 
 def noise(
@@ -73,16 +90,11 @@ def noise(
     """
     own = tagged("polo/noise-tensor/1", seed, u32(tensor))
     below = fraction * 256 // MILLION
-    table = np.array(sampler.table(), dtype=np.uint64)
     for piece, first in enumerate(range(0, elements, PIECE)):
         size = min(PIECE, elements - first)
         drawn = np.frombuffer(derivation.stream(own, "polo/select/1", piece, size), dtype=np.uint8)
         chosen = np.flatnonzero(drawn < below)
-        raw = derivation.stream(own, "polo/gauss/1", piece, 8 * len(chosen))
-        words = np.frombuffer(raw, dtype="<u8")
-        magnitude = np.searchsorted(table, words & np.uint64(2**63 - 1), side="right")
-        signed = np.where(words >> np.uint64(63), -magnitude, magnitude)
-        yield first, chosen, signed.astype(np.int64)
+        yield first, chosen, deviations(own, piece, len(chosen))
 
 
 def obfuscate(

@@ -253,6 +253,8 @@ class Terms(Record):
             )
         if self.evidence[0].settings:
             raise TermsError("level chain has no settings", place=place)
+        if ("replay" in levels) != (self.data is not None):
+            raise TermsError("level replay and the root of the data go together", place=place)
 
     @functools.cached_property
     def digest(self) -> bytes:

@@ -15,6 +15,10 @@ from polo.embedding.embedder import Embedder, Finished
 from polo.embedding.hook import StepHook, inner
 from polo.embedding.placement import check_trained, parameters_of
 from polo.errors import ChainError, SignatureError, StoreError, TermsError, WeightsError
+from polo.evidence.replay.data import DataSource
+from polo.evidence.replay.order import Sampler
+from polo.evidence.replay.recipe import Recipe
+from polo.evidence.replay.timeline import LEVEL
 from polo.keys import Identity
 from polo.privacy import obfuscation
 from polo.protocol import chain, signing
@@ -29,11 +33,12 @@ from polo.protocol.records import (
     Start,
 )
 from polo.prover.monitor import EmbeddingWarning, Monitor
+from polo.prover.recording import recording_of
 from polo.prover.sealing import Effort, Evaluate, Setting, seal
 from polo.prover.starting import check_start
 from polo.receipts import NonceSource, OfflineEnrolment
 from polo.storage import delta, state
-from polo.storage.folder import ProofFolder
+from polo.storage.folder import ProofFolder, evidence_path
 from polo.storage.writer import ProofWriter
 from polo.watermark.mark import carrier_of
 from polo.weights.checkpoint import checkpoint_of
@@ -98,6 +103,7 @@ class Timings:
     """Seconds spent on top of the user's training."""
 
     embedding: float = 0.0
+    recording: float = 0.0
     sealing: float = 0.0
 
 
@@ -128,6 +134,8 @@ class Prover:
             state inside the step, before a scheduler or scaler moves on; resuming is exact to
             the bit only for shards sealed at the end of an epoch.
         on_seal: Called with each sealed shard's record.
+        data: The training data, where the terms ask for replay; batches then come from `sampler`
+            and learning rates from the terms.
     """
 
     def __init__(
@@ -141,6 +149,7 @@ class Prover:
         sigma: float | None = None,
         check_every: int | None = None,
         on_seal: Sequence[Callable[[Shard], None]] = (),
+        data: DataSource | None = None,
     ) -> None:
         if isinstance(enrolment, (str, Path)):
             enrolment = OfflineEnrolment.load(enrolment)
@@ -160,7 +169,15 @@ class Prover:
         if check_every is not None and check_every < 1:
             raise TermsError(f"check_every = {check_every}: give a number of steps, or None")
         self._check_every = check_every
-        self._writer = ProofWriter(store, signer, _retention(retention, deltas))
+        self._recording = recording_of(self.terms, data)
+        if check_every and self._recording:
+            raise TermsError("check_every: under replay shards are sealed at the end of an epoch")
+        kept = _retention(retention, deltas)
+        if self.terms.history == "all" and (kept.kind == "thin" or kept.every > 1):
+            raise TermsError(
+                "the terms ask for all checkpoints", advice="Keep them: retention='all'."
+            )
+        self._writer = ProofWriter(store, signer, kept)
         self._monitor = Monitor(self.terms)
         self._model: torch.nn.Module | None = None
         self._optimizer: torch.optim.Optimizer | None = None
@@ -190,6 +207,26 @@ class Prover:
         """Epochs done: those of the sealed shards and of the current one."""
         sealed = self._writer.manifest.shards if self._writer.manifest else ()
         return sum(shard.epochs for shard in sealed) + self._epochs
+
+    @property
+    def sampler(self) -> Sampler:
+        """The order of samples that the terms fix, as `batch_sampler` of a DataLoader.
+
+        Each pass over it is one epoch. Only terms that ask for replay have one.
+        """
+        if self._recording is None:
+            raise TermsError("the terms do not ask for replay, so any order of samples will do")
+        return self._recording.sampler
+
+    @property
+    def recipe(self) -> Recipe:
+        """How the terms fix every step; `recipe.optimizer(model)` makes the optimizer.
+
+        Only terms that ask for replay have one.
+        """
+        if self._recording is None:
+            raise TermsError("the terms do not ask for replay, so any optimizer will do")
+        return self._recording.recipe
 
     def attach(
         self,
@@ -230,6 +267,10 @@ class Prover:
         self._parameters = {name: p for name, p in parameters.items() if id(p) in given}
         self._also = also or {}
         self._evaluate = evaluate or self._evaluate
+        if self._recording:
+            if self._steps:
+                raise ChainError("under replay a model can be moved between shards only")
+            self._recording.attach(model, self._optimizer, self._also)
         if not self._started:
             if self._writer.manifest is None:
                 self._begin(parent)
@@ -279,7 +320,7 @@ class Prover:
         self.detach()
         manifest = self._writer.finish(steps)
         self._finished = True
-        self._writer.close()
+        self.close()
         if steps:
             logger.warning("%d steps after shard %d are outside the proof", steps, self.shards)
         return Proof(self._writer.path, manifest)
@@ -287,12 +328,14 @@ class Prover:
     def close(self) -> None:
         """Let go of the store without closing the proof; it can be resumed."""
         self.detach()
+        if self._recording:
+            self._recording.close()
         self._writer.close()
 
     def _begin(self, parent: str | Path | None) -> None:
         checkpoint = checkpoint_of(self._live_model())
         commitment = commit(checkpoint)
-        check_start(self.terms, commitment, parent)
+        check_start(self.enrolment, commitment, self._live_model(), parent)
         root = commitment.root
         secret = obfuscation.secret_of(self._writer.secret, 1)
         answer = self._nonces.commit(0, root)
@@ -316,6 +359,13 @@ class Prover:
         path = self._writer.training_state(shard)
         if path.exists():
             self._restore(state.read_state(path), path)
+        elif self._recording:
+            raise StoreError(
+                "the optimizer's state is not beside the proof any more; under replay training "
+                "cannot go on without it",
+                place=str(path),
+                advice="Bring that folder back, or start a new proof.",
+            )
         else:
             logger.warning("no training state beside the proof: optimizer and generators are new")
         self._nonce = self._nonces.commit(shard, self._root()).nonce
@@ -362,9 +412,13 @@ class Prover:
             return
         seed = chain.seed_of(self.enrolment, self._nonce, previous=self._root())
         self._embedder = Embedder(self.terms, self._carrier, seed, self._parameters)
+        if self._recording:
+            self._recording.begin(seed, first=shard == 1)
 
     def _before_step(self, scale: torch.Tensor | float) -> None:
         self._catch_up()
+        if self._embedder and self._recording:
+            self._recording.before_step(self._total_steps)
         if self._embedder and self._total_steps % self.terms.scheme.every == 0:
             began = time.perf_counter()
             self._embedder.add_gradient(scale)
@@ -373,6 +427,8 @@ class Prover:
     def _after_step(self) -> None:
         self._steps += 1
         self._total_steps += 1
+        if self._embedder and self._recording:
+            self._recording.after_step(self._steps)
         if self._embedder is None and self._steps == 1:
             warnings.warn(
                 f"all {self.shards} shards that the terms allow are sealed; from here on training "
@@ -427,6 +483,8 @@ class Prover:
     ) -> tuple[Shard, Nonce | None]:
         """Edit the model, commit to it, and write it; returns the next shard's nonce, too."""
         assert self._nonce is not None
+        if self._recording:
+            self._recording.finish()
         done = seal(
             self._live_model(),
             self._parameters,
@@ -443,13 +501,21 @@ class Prover:
             effort=Effort(self._epochs, self._shard_steps()),
             evaluate=self._evaluate,
         )
+        if self._recording:
+            self._recording.check_sealing()
         number, root = done.record.shard, done.commitment.root
         where = self._carrier.leaves(embedder.mark.blocks)
         opening = done.commitment.open(done.checkpoint, where)
         answer = self._nonces.commit(number, root)
-        record = replace(done.record, receipt=answer.receipt)
+        record, evidence = replace(done.record, receipt=answer.receipt), {}
+        if self._recording:
+            recorded = self._recording.sealed()
+            record = replace(record, evidence={LEVEL: recorded.digest})
+            evidence[evidence_path(LEVEL, number)] = recorded.encode()
+            self._recording.keep_rest(self._writer.state_path, number)
+            self.timings.recording = self._recording.seconds
         state.write_state(self._writer.training_state(number), self._training_state(root))
-        self._writer.seal(record, done.checkpoint, opening, self._nonce)
+        self._writer.seal(record, done.checkpoint, opening, self._nonce, evidence)
         return record, answer.nonce
 
     def _advance(self, nonce: Nonce | None) -> None:

@@ -43,6 +43,11 @@ def nonce_path(shard: int) -> str:
     return f"nonces/{shard:06d}.json"
 
 
+def evidence_path(level: str, shard: int) -> str:
+    """Path of a shard's record of a further level inside a proof."""
+    return f"evidence/{level}/{shard:06d}.safetensors"
+
+
 def ancestor_path(number: int) -> str:
     """Path of an earlier owner's proof inside a proof; 1 is the first owner's."""
     return f"{ANCESTORS_FOLDER}/{number:06d}"
@@ -57,6 +62,11 @@ def state_path_of(proof: Path | str) -> Path:
     if path.name in ("", "..") or path.is_symlink():
         path = Path(os.path.realpath(path))
     return path.with_name(path.name + ".state")
+
+
+def rest_path(shard: int) -> str:
+    """Name of the optimizer's state at the end of a shard, beside the proof."""
+    return f"rest-{shard:06d}.safetensors"
 
 
 def limits_of(layout: Layout, scheme: SchemeTerms) -> Callable[[str], int]:

@@ -17,7 +17,7 @@ import os
 import re
 import secrets
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
@@ -140,8 +140,15 @@ class ProofWriter:
         )
         self._commit(replace(manifest, files=files))
 
-    def seal(self, shard: Shard, checkpoint: Checkpoint, opening: Opening, nonce: Nonce) -> None:
-        """Add a sealed shard."""
+    def seal(
+        self,
+        shard: Shard,
+        checkpoint: Checkpoint,
+        opening: Opening,
+        nonce: Nonce,
+        evidence: Mapping[str, bytes] | None = None,
+    ) -> None:
+        """Add a sealed shard, with the records of further levels by path."""
         manifest = self._begun()
         number = shard.shard
         files = {file.path: file for file in manifest.files}
@@ -149,6 +156,7 @@ class ProofWriter:
             self._put_checkpoint(number, checkpoint),
             self._put(opening_path(number), openings.encode(opening)),
             self._put(nonce_path(number), nonce.to_bytes()),
+            *(self._put(path, data) for path, data in (evidence or {}).items()),
         ):
             files[file.path] = file
         self._retire(number, files, checkpoint.layout)

@@ -1,11 +1,16 @@
 """The digits task: scikit-learn's 1,797 real 8×8 digits, and a small convolutional network."""
 
+from collections.abc import Mapping
 from functools import cached_property
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import nn
+from torch.nn.functional import cross_entropy
 
 from polo.errors import MissingError
+from polo.tasks.training import Column
 
 _TEST_EVERY = 4
 
@@ -17,6 +22,7 @@ class Digits:
     version = 1
     metric = "accuracy"
     floor: tuple[float, ...] = (0.20, 0.40, 0.60, 0.75, 0.85)
+    columns: tuple[Column, ...] = (Column("image", "F32", (1, 8, 8)), Column("label", "I64", ()))
 
     @cached_property
     def _data(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -73,13 +79,39 @@ class Digits:
         model.train(training)
         return float((guesses == labels).float().mean())
 
+    def held_out_loss(self, model: nn.Module) -> torch.Tensor:
+        """Mean cross-entropy on the test images, differentiable."""
+        images, labels = self.test_data
+        training = model.training
+        model.eval()
+        device = next(model.parameters()).device
+        loss = cross_entropy(model(images.to(device)), labels.to(device))
+        model.train(training)
+        return loss
+
+    def train_columns(self) -> dict[str, NDArray[Any]]:
+        """The training images and labels as arrays, one row a sample."""
+        images, labels = self.train_data
+        return {"image": images.numpy(), "label": labels.numpy()}
+
+    def train_step(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        batch: Mapping[str, torch.Tensor],
+    ) -> None:
+        """One step on the cross-entropy of a batch of images and labels."""
+        device = next(model.parameters()).device
+        model.train()
+        optimizer.zero_grad()
+        guesses = model(batch["image"].to(device))
+        cross_entropy(guesses, batch["label"].to(device)).backward()
+        optimizer.step()
+
     def train_epoch(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, batch_size: int = 64
     ) -> None:
         """One pass over the training images in random order."""
         images, labels = self.train_data
-        model.train()
         for batch in torch.randperm(len(labels)).split(batch_size):
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(images[batch]), labels[batch]).backward()
-            optimizer.step()
+            self.train_step(model, optimizer, {"image": images[batch], "label": labels[batch]})

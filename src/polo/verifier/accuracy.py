@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from polo import tasks
-from polo.checks import Check, Status
+from polo.checks import Check, Status, problem
 from polo.errors import PoloError, TaskError
 from polo.protocol.detection import MILLION
 from polo.protocol.layout import Layout
@@ -35,22 +35,9 @@ class Bench:
             )
             return
         try:
-            self._task = self._find(task)
-            self._model = self._build(layout)
-        except ImportError as error:
-            self._problem = Check(
-                "accuracy",
-                Status.UNDECIDED,
-                f"accuracy could not be tested: {error}",
-                advice="Install torch, or verify with --accuracy none.",
-            )
-        except PoloError as error:
-            self._problem = Check(
-                "accuracy", Status.UNDECIDED, error.message, place=error.place, advice=error.advice
-            )
+            self._task, self._model = model_of(manifest, layout, task)
         except Exception as error:  # The task is the verifier's own and may fail as it likes.
-            detail = f"the task could not build its model: {type(error).__name__}: {error}"
-            self._problem = Check("accuracy", Status.UNDECIDED, detail)
+            self._problem = obstacle("accuracy", error)
 
     @property
     def ready(self) -> bool:
@@ -104,24 +91,48 @@ class Bench:
             figures={"claimed": claim, "measured": measured},
         )
 
-    def _find(self, task: Task | str | None) -> Task:
-        terms = self._manifest.terms.task
-        if task is None or isinstance(task, str):
-            if task is None and ":" in terms.name:
-                # A name out of a proof is never imported as a module.
-                raise TaskError(
-                    f"the terms name the task {terms.name!r}", advice="Give it with --task."
-                )
-            task = tasks.load(task or terms.name)
-        if (task.name, task.version) != (terms.name, terms.version):
-            raise TaskError(
-                f"the terms are about {terms.name} version {terms.version}; the task here is "
-                f"{task.name} version {task.version}"
-            )
-        return task
 
-    def _build(self, layout: Layout) -> "torch.nn.Module":
-        model = self._task.build_model()
-        if checkpoint_of(model).layout != layout:
-            raise TaskError("the task's model has another layout than the terms")
-        return model
+def model_of(
+    manifest: Manifest, layout: Layout, task: Task | str | None
+) -> "tuple[Task, torch.nn.Module]":
+    """The verifier's own task that the terms name, and its model, freshly built.
+
+    Args:
+        manifest: What the proof says.
+        layout: The layout of its checkpoints.
+        task: The task or its name, if the verifier gave one.
+    """
+    found = _find(manifest, task)
+    model = found.build_model()
+    if checkpoint_of(model).layout != layout:
+        raise TaskError("the task's model has another layout than the terms")
+    return found, model
+
+
+def obstacle(name: str, error: Exception) -> Check:
+    """Why the task or its model is not here, as a check that could not be decided."""
+    if isinstance(error, PoloError):
+        return problem(name, error, Status.UNDECIDED)
+    if isinstance(error, ImportError):
+        way_out = ", or verify with --accuracy none" if name == "accuracy" else ""
+        detail = f"{name} could not be tested: {error}"
+        return Check(name, Status.UNDECIDED, detail, advice=f"Install torch{way_out}.")
+    detail = f"the task could not build its model: {type(error).__name__}: {error}"
+    return Check(name, Status.UNDECIDED, detail)
+
+
+def _find(manifest: Manifest, task: Task | str | None) -> Task:
+    terms = manifest.terms.task
+    if task is None or isinstance(task, str):
+        if task is None and ":" in terms.name:
+            # A name out of a proof is never imported as a module.
+            raise TaskError(
+                f"the terms name the task {terms.name!r}", advice="Give it with --task."
+            )
+        task = tasks.load(task or terms.name)
+    if (task.name, task.version) != (terms.name, terms.version):
+        raise TaskError(
+            f"the terms are about {terms.name} version {terms.version}; the task here is "
+            f"{task.name} version {task.version}"
+        )
+    return task

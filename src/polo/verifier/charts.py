@@ -19,7 +19,17 @@ MOST_POINTS = 1500
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 12, 16, 30
 _LANE = 24
 _VOID = frozenset({"meta", "br"})
-_CLASSES = {Status.PASSED: "passed", Status.FAILED: "failed"}
+GLYPHS = {Status.PASSED: "✓", Status.FAILED: "✕", Status.UNDECIDED: "?", Status.NOTE: "i"}
+CLASSES = {
+    Status.PASSED: "passed",
+    Status.FAILED: "failed",
+    Status.UNDECIDED: "open",
+    Status.NOTE: "note",
+}
+"""How a status looks on a page: its glyph, and the end of its classes' names."""
+
+_NODES = {Status.PASSED: "passed", Status.FAILED: "failed"}
+_CALM = {Status.PASSED: "passed", Status.NOTE: "note"}
 
 STYLE = """
 :root {
@@ -50,6 +60,7 @@ STYLE = """
 .polo-chart .limit { fill: var(--polo-ink); font-weight: 600; stroke: var(--polo-card);
   stroke-width: 4px; paint-order: stroke; stroke-linejoin: round; }
 .polo-chart .passed { fill: var(--polo-passed); stroke: none; }
+.polo-chart .note { fill: var(--polo-muted); stroke: none; }
 .polo-chart .failed { fill: none; stroke: var(--polo-failed); stroke-width: 2.25;
   stroke-linecap: round; }
 .polo-chart .open { fill: var(--polo-card); stroke: var(--polo-open); stroke-width: 2; }
@@ -127,7 +138,7 @@ class Chart:
         title: What the values are.
         points: One per shard, oldest first.
         threshold: What every value is compared with, if it is one number.
-        limit: Words that stand at the threshold or floor.
+        limit: Words that stand at the threshold or floor, if any.
         at_most: Whether values pass at or below the threshold, not at or above it.
         floor: What each shard's value is compared with, if it differs from shard to shard.
         claims: What the prover said the values are.
@@ -178,14 +189,31 @@ def draw(chart: Chart, name: str) -> Markup:
     return _svg(*parts, name=name, class_="polo-chart", size=(WIDTH, HEIGHT + frame.lane))
 
 
+def side_by_side(drawn: Sequence[tuple[str, str, Chart]], name: str) -> Iterator[Markup]:
+    """Charts beside each other, with what their shapes mean.
+
+    Args:
+        drawn: Of each chart its name, what it shows, and the chart.
+        name: A word that no other row of charts of the page has.
+    """
+    figures = (
+        tag("figure", tag("figcaption", tag("b", short), words), draw(chart, f"{name}-{at}"))
+        for at, (short, words, chart) in enumerate(drawn)
+    )
+    yield legend(*(chart for *_, chart in drawn))
+    yield tag("div", *figures, class_="charts")
+
+
 def legend(*drawn: Chart) -> Markup:
     """What the shapes in these charts mean, for a line of HTML."""
     found = {point.status for chart in drawn for point in chart.points}
     claims = {point.status for chart in drawn for point in chart.claims}
-    rows = [(_mark(7, 7, 3.5, Status.PASSED, ""), "passed")]
+    rows = [(_mark(7, 7, 3.5, Status.PASSED, ""), "passed")] if Status.PASSED in found else []
+    if Status.NOTE in found:
+        rows.append((_mark(7, 7, 3.5, Status.NOTE, ""), "not judged by itself"))
     if Status.FAILED in found:
         rows.append((_mark(7, 7, 4, Status.FAILED, ""), "failed"))
-    if found - {Status.PASSED, Status.FAILED}:
+    if Status.UNDECIDED in found:
         rows.append((_mark(7, 7, 4, Status.UNDECIDED, ""), "could not be decided"))
     rows.append((tag("line", class_="threshold", x1=0, x2=14, y1=7, y2=7), "what is needed"))
     if claims:
@@ -221,7 +249,7 @@ def tile(name: str, below: str, status: Status | None, tip: str, *, last: bool =
         parts.append(tag("line", class_="link", x1=start, x2=46 if last else 92, y1=26, y2=26))
         if not start:
             parts.append(tag("path", class_="tip", d="M12 21l8 5l-8 5z"))
-        shape = "start" if status is None else _CLASSES.get(status, "open")
+        shape = "start" if status is None else _NODES.get(status, "open")
         parts.append(tag("rect", class_=f"node {shape}", x=20, y=6, width=52, height=40, rx=9))
         index = tag("tspan", name, dy=4, font_size="9.5px")
         parts.append(tag("text", "W", index, x=46, y=30, class_="name"))
@@ -262,7 +290,8 @@ def _step(raw: float) -> float:
     return next(size * factor for factor in (1, 2, 5, 10) if raw <= size * factor * (1 + 1e-9))
 
 
-def _tick_text(value: float, step: float) -> str:
+def tick_text(value: float, step: float) -> str:
+    """A number of an axis, with as many digits as its steps need."""
     if step < 1e-6 or abs(value) >= 1e7:
         return f"{value:.3g}".replace("-", "−")
     digits = max(0, -math.floor(math.log10(step) + 1e-9))
@@ -297,7 +326,7 @@ def _thinned(points: Sequence[Point]) -> tuple[list[Point], int]:
     for start in range(0, len(points), size):
         run = points[start : start + size]
         by_value = sorted((p for p in run if p.value is not None), key=lambda p: p.value or 0.0)
-        not_passed = [point for point in run if point.status != Status.PASSED]
+        not_passed = [point for point in run if point.status not in _CALM]
         chosen = {p.shard: p for p in (*by_value[:1], *by_value[-1:], *not_passed[:1])}
         kept += [chosen[shard] for shard in sorted(chosen)]
     return kept, 2 * size
@@ -323,7 +352,7 @@ class _Frame:
             low, high = low - around, high + around
         count = max(shards) - min(shards) + 1
         radius = 3.5 if count <= 40 else 2.5 if count <= 120 else 1.5
-        lane = any(p.value is None and p.status != Status.PASSED for p in chart.points)
+        lane = any(p.value is None and p.status not in _CALM for p in chart.points)
         return cls(min(shards), max(shards), ticks(low, high), radius, _LANE if lane else 0)
 
     def x(self, shard: float) -> float:
@@ -341,7 +370,7 @@ class _Frame:
         for value in self.ticks:
             y = self.y(value)
             yield tag("line", class_="grid", x1=_LEFT, x2=right, y1=y, y2=y)
-            text = _tick_text(value, step)
+            text = tick_text(value, step)
             yield tag("text", text, x=_LEFT - 8, y=y + 4, text_anchor="end")
         yield tag("line", class_="axis", x1=_LEFT, x2=right, y1=base, y2=base)
         for shard in shard_ticks(self.first, self.last):
@@ -375,6 +404,8 @@ class _Frame:
             y = self.y(chart.floor[max(chart.floor)])
         else:
             return
+        if not chart.limit:
+            return
         # The words go to the side where values fail, which is mostly empty.
         above = y - _TOP > 12 if chart.at_most else HEIGHT - _BOTTOM - y < 18
         y += -6 if above else 14
@@ -397,11 +428,11 @@ class _Frame:
     def marks(self, points: Sequence[Point]) -> Iterator[Markup]:
         """One shape per value, those that did not pass on top."""
         lane = HEIGHT - _BOTTOM + _LANE / 2 + 2
-        for point in sorted(points, key=lambda p: p.status != Status.PASSED):
-            if point.value is None and point.status == Status.PASSED:
+        for point in sorted(points, key=lambda p: p.status not in _CALM):
+            if point.value is None and point.status in _CALM:
                 continue
             y = lane if point.value is None else self.y(point.value)
-            radius = self.radius if point.status == Status.PASSED else max(self.radius, 2.5) + 1
+            radius = self.radius if point.status in _CALM else max(self.radius, 2.5) + 1
             yield _mark(self.x(point.shard), y, radius, point.status, point.tip)
 
     def claim(self, point: Point) -> Markup:
@@ -423,10 +454,10 @@ def _svg(*parts: Markup, name: str, class_: str, size: tuple[int, int]) -> Marku
 
 
 def _mark(x: float, y: float, radius: float, status: Status, tip: str) -> Markup:
-    """A disc, a cross, or a hollow diamond."""
+    """A disc, a cross, or a hollow diamond; a note's disc is grey."""
     inside = [tag("title", tip)] if tip else []
-    if status == Status.PASSED:
-        return tag("circle", *inside, class_="mark passed", cx=x, cy=y, r=radius)
+    if status in _CALM:
+        return tag("circle", *inside, class_=f"mark {_CALM[status]}", cx=x, cy=y, r=radius)
     r = radius
     if status == Status.FAILED:
         path = f"M{x - r:.2f} {y - r:.2f}l{2 * r:g} {2 * r:g}m0 {-2 * r:g}l{-2 * r:g} {2 * r:g}"

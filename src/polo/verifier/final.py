@@ -23,8 +23,9 @@ from polo.protocol.detection import Reading
 from polo.protocol.records import Bundle
 from polo.storage.bundle import files_of, named, opened
 from polo.storage.folder import checkpoint_path
+from polo.verifier.levels import FINAL
 from polo.verifier.policy import Policy
-from polo.verifier.verdict import FINAL, Verdict
+from polo.verifier.verdict import Verdict
 from polo.weights.files import FileCheckpoint
 from polo.weights.hashing import commit
 

@@ -19,6 +19,8 @@ class Policy:
         threads: Threads for hashing; by default one per core, at most four.
         final_only: Whether to look only for the marks in the final model: ownership, nothing else.
         whole: Whether only a whole proof can be accepted, and a disclosure cannot.
+        device: Where to run drawn segments again; by default where they were trained, if such a
+            device is here.
     """
 
     accuracy: str = "all"
@@ -26,6 +28,7 @@ class Policy:
     threads: int | None = None
     whole: bool = False
     final_only: bool = False
+    device: str | None = None
 
     def __post_init__(self) -> None:
         if self.accuracy not in ACCURACY:

@@ -11,9 +11,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from polo.checks import Check, Status, plain
+from polo.checks import Check, Status, listed, plain
 from polo.verifier import owners
-from polo.verifier.report import ShardRow, closers, figure, in_short, selected, shard_rows, untested
+from polo.verifier.findings import figure, is_shard_note, places_of, shortened
+from polo.verifier.rows import ShardRow, selected, shard_rows, untested
 from polo.verifier.verdict import Outcome, Verdict
 
 MOST_SHARDS = 30
@@ -32,7 +33,20 @@ _STATUSES = {
     Status.NOTE: ("i", "dim"),
 }
 _AMBER = "yellow"
-_SPELT = str.maketrans({"✓": "+", "·": "-", "✕": "x", "η": "eta", "–": "-", "…": "...", "’": "'"})
+_SPELT = str.maketrans(
+    {
+        "→": "->",
+        "×": "x",
+        "±": "+-",
+        "✓": "+",
+        "·": "-",
+        "✕": "x",
+        "η": "eta",
+        "–": "-",
+        "…": "...",
+        "’": "'",
+    }
+)
 
 
 def show(verdict: Verdict, console: Console) -> None:
@@ -57,13 +71,14 @@ class _Page:
         self._headline(verdict, rows)
         if rows:
             self._shards(verdict, rows)
+        self._levels(verdict)
         self._owners(verdict)
         self._problems(verdict, brief=not rows)
         for check in verdict.of(Status.PASSED):
             if check.name == "delivered":
                 self._line(("✓ ", "green"), (f"{check.place}: {check.detail}", ""))
         for check in verdict.of(Status.NOTE):
-            if check.name == "residual":
+            if check.name == "residual" or is_shard_note(check):
                 continue
             where = f" ({check.place})" if check.ancestor else ""
             self._line(("i ", "dim"), (f"{check.name}{where}: {check.detail}", "dim"))
@@ -75,10 +90,10 @@ class _Page:
         if verdict.outcome != Outcome.ACCEPTED:
             return
         caution = verdict.caution
-        self._line(("! ", _AMBER), (f"{in_short(verdict)} ", f"bold {_AMBER}"),
+        self._line(("! ", _AMBER), (f"{verdict.in_short()} ", f"bold {_AMBER}"),
                    (f"{caution[:1].upper()}{caution[1:]}.", _AMBER))  # fmt: skip
-        if levels := closers(verdict):
-            close = f"What would close it: terms that also ask for {' and '.join(levels)}."
+        if levels := list(verdict.closers()):
+            close = f"What would close it: terms that also ask for {listed(levels)}."
             self._line(("  ", ""), (close, _AMBER))
         if missing := untested(verdict, rows):
             self._line(("! ", _AMBER), (missing, _AMBER))
@@ -111,7 +126,6 @@ class _Page:
         measured, floor = figure(row.accuracy, "measured"), figure(row.accuracy, "floor")
         status = row.status or Status.UNDECIDED
         glyph, style = _STATUSES[status]
-        words = "undecided" if status == Status.UNDECIDED else status.value
         cells = (
             str(row.shard),
             "–" if matches is None or bits is None else f"{matches:.0f}/{bits:.0f}",
@@ -119,7 +133,19 @@ class _Page:
             _number(figure(row.mark, "log2_p"), 1),
             _number(measured, 4) + ("" if floor is None else f" / {floor:.2f}"),
         )
-        table.add_row(*(self._text(cell) for cell in cells), self._text(f"{glyph} {words}", style))
+        table.add_row(
+            *(self._text(cell) for cell in cells), self._text(f"{glyph} {row.words}", style)
+        )
+
+    def _levels(self, verdict: Verdict) -> None:
+        """A line for each level, where there are several."""
+        if len(verdict.levels) < 2:
+            return
+        wide = max(map(len, verdict.levels))
+        for level in verdict.levels:
+            glyph, style = _STATUSES[verdict.ended(level)]
+            first = (f"{glyph} {level:<{wide}}  ", style)
+            self._line(first, (verdict.found(level), ""))
 
     def _owners(self, verdict: Verdict) -> None:
         if len(verdict.owners) < 2:
@@ -132,24 +158,31 @@ class _Page:
             self._line(("· ", "dim"), (f"{owner.label}  ", ""), (how, "dim"))
 
     def _problems(self, verdict: Verdict, *, brief: bool) -> None:
-        found = [*verdict.of(Status.FAILED), *verdict.of(Status.UNDECIDED)]
+        found = verdict.problems()
         if brief and len(found) == 1:
             # The headline says it already.
             self._advice(found[0])
             return
-        for check in found[:MOST_PROBLEMS]:
-            self._problem(check)
-        if len(found) > MOST_PROBLEMS:
-            self._line(("  ", ""), (f"… and {len(found) - MOST_PROBLEMS} more", "dim"))
+        for group, more in shortened(found, MOST_PROBLEMS):
+            for at, checks in enumerate(group):
+                # Checks of one group mostly have the same advice: the last one gives it.
+                same = at + 1 < len(group) and group[at + 1][0].advice == checks[0].advice
+                self._problem(checks, advise=not same)
+            if more:
+                self._line(("  ", ""), (f"… and {more} more", "dim"))
 
-    def _problem(self, check: Check) -> None:
+    def _problem(self, checks: Sequence[Check], *, advise: bool) -> None:
+        """One check, or some that say the same of different segments."""
+        check = checks[0]
         glyph, style = _STATUSES[check.status]
-        where = [f"shard {check.shard}"] if check.shard else []
-        where += [check.place] if check.place else []
-        title = f"{check.name} ({', '.join(where)})" if where else check.name
+        where = ", ".join(check.where)
+        if len(checks) > 1:
+            where = f"{len(checks)} times: {places_of(checks)}"
+        title = f"{check.name} ({where})" if where else check.name
         self._line((f"{glyph} ", style), (title, f"bold {style}"),
                    (f": {check.detail or check.status.value}", ""))  # fmt: skip
-        self._advice(check)
+        if advise:
+            self._advice(check)
 
     def _advice(self, check: Check) -> None:
         if check.advice:

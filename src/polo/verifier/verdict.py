@@ -3,14 +3,15 @@
 import dataclasses
 import enum
 import html
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from polo.checks import Check, Status, counted
+from polo.checks import Check, Status, counted, numbered
 from polo.protocol.records import Bundle
-
-MOST_SPANS = 8
+from polo.verifier import levels
+from polo.verifier.findings import HELD, Replayed, summary
+from polo.verifier.levels import FINAL, FINAL_TEXT, LEVEL_TEXTS, LevelText
 
 
 class Outcome(enum.IntEnum):
@@ -26,88 +27,13 @@ class Outcome(enum.IntEnum):
         return ("ACCEPTED", "REJECTED", "COULD NOT DECIDE")[self]
 
 
-@dataclass(frozen=True)
-class LevelText:
-    """What a level of evidence shows and does not show."""
-
-    shows: str
-    does_not_show: str
-
-
-FINAL = "ownership"
-"""What a verdict on the final model alone is about; no level that terms can ask for."""
-
-LEVEL_TEXTS: dict[str, LevelText] = {
-    "chain": LevelText(
-        "order, identity, marks present, accuracy on the public test; stops tampering, guessing "
-        "of keys, and blind overwriting",
-        "effort; offline a chain can be made up afterwards in seconds",
-    ),
-    "receipts": LevelText(
-        "each checkpoint was in an append-only log before the next nonce existed; stops "
-        "back-dating and chains made up afterwards",
-        "effort; a forger can run live, with all but a millisecond's edit prepared",
-    ),
-    "uniqueness": LevelText(
-        "no chain registered earlier, outside the declared lineage, has its marks in these weights",
-        "anything about models that were never registered",
-    ),
-    "progress": LevelText(
-        "the start was untrained, weights moved outside the marks, held-out loss fell, updates "
-        "point downhill, the path is not straight",
-        "much against an adaptive forger; these are heuristics and never enough for pay",
-    ),
-    "replay": LevelText(
-        "randomly drawn steps of the declared computation, and the largest moves, were run again "
-        "and came out the same",
-        "that the data was worth learning",
-    ),
-}
-"""The levels, in the order of `polo.protocol.records.LEVELS`."""
-
-FINAL_TEXT = LevelText(
-    "that the marks of this identity's chain are in the final model, beyond luck",
-    "order, history, accuracy or effort; only the final model and the roots were looked at",
-)
-
-
-def spans(numbers: Sequence[int]) -> str:
-    """Increasing numbers as a person reads them.
-
-    >>> spans([3]), spans([3, 9]), spans([1, 2, 5, 6, 7, 9])
-    ('3', '3 and 9', '1, 2, 5 to 7 and 9')
-    """
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    words: list[str] = []
-    for run in runs:
-        words += [f"{run[0]} to {run[-1]}"] if len(run) > 2 else map(str, run)
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
-
-
-def marks_named(shards: Sequence[int]) -> str:
-    """Marks by their shards, or only their number where the list would be long.
-
-    >>> marks_named([3]), marks_named([3, 9]), marks_named(range(1, 90, 2))
-    ('mark 3', 'marks 3 and 9', '45 marks')
-    """
-    which = spans(shards)
-    if which.count(",") > MOST_SPANS:
-        return counted(len(shards), "mark")
-    return f"mark{'' if len(shards) == 1 else 's'} {which}"
-
-
 def described(bundle: Bundle, total: int) -> str:
     """A bundle in words."""
     if bundle.kind == "verifier":
         return "the verifier's bundle: the whole proof"
     if bundle.kind == "public":
         return "a public bundle: no nonce, no opening, no weights"
-    return f"a disclosure: {marks_named(bundle.shards)} of {total}"
+    return f"a disclosure: {numbered('mark', bundle.shards)} of {total}"
 
 
 @dataclass(frozen=True)
@@ -163,17 +89,37 @@ class Verdict:
 
     @property
     def outcome(self) -> Outcome:
-        """Rejected if any check failed, undecided if any could not be decided."""
+        """Rejected if a check failed; undecided if one could not be decided, or a level is open."""
         found = {check.status for check in self.checks}
         if Status.FAILED in found:
             return Outcome.REJECTED
-        if Status.UNDECIDED in found or Status.PASSED not in found:
+        if Status.UNDECIDED in found or Status.PASSED not in found or self._unseen:
             return Outcome.UNDECIDED
         return Outcome.ACCEPTED
 
+    @property
+    def _unseen(self) -> list[str]:
+        """Levels asked for that nothing was found out about, although no check says why."""
+        return [level for level in self.levels if self.ended(level) is Status.UNDECIDED]
+
+    def ended(self, level: str) -> Status:
+        """How a level of evidence ended: passed, failed or undecided."""
+        return levels.ended(level, self.checks)
+
+    def found(self, level: str) -> str:
+        """What a level of evidence found, in one line."""
+        return summary(level, self.ended(level), self.checks)
+
     def of(self, status: Status) -> Iterator[Check]:
-        """All checks with a status."""
+        """All checks with a status, in the order they were made."""
         return (check for check in self.checks if check.status == status)
+
+    def problems(self) -> list[Check]:
+        """What stands in the way, the weightiest first: what failed, then what is undecided."""
+        return [
+            *levels.by_weight(self.of(Status.FAILED)),
+            *levels.by_weight(self.of(Status.UNDECIDED)),
+        ]
 
     def per_shard(self, name: str) -> dict[int, Check]:
         """The checks of one name, by shard, oldest first; earlier owners' shards do not count."""
@@ -189,14 +135,8 @@ class Verdict:
 
     def headline(self) -> str:
         """The verdict in one sentence."""
-        if self.outcome is Outcome.REJECTED:
-            return f"REJECTED: {next(self.of(Status.FAILED)).sentence()}"
-        if self.outcome is Outcome.UNDECIDED:
-            first = next(self.of(Status.UNDECIDED), None)
-            if first and first.name == "mark" and self.shown == ():
-                held = "signatures, order and links hold"
-                return f"COULD NOT DECIDE: {held}; {first.detail}"
-            return f"COULD NOT DECIDE: {first.sentence() if first else 'nothing was checked'}"
+        if self.outcome is not Outcome.ACCEPTED:
+            return self._refusal()
         if self.levels == (FINAL,):
             found = next(check for check in self.checks if check.name == "ownership")
             return f"ACCEPTED as ownership of the final model only: {found.detail}"
@@ -209,8 +149,26 @@ class Verdict:
             else "accuracy was not tested"
         )
         shown, held = " + ".join(self.levels), counted(marks, "mark")
-        accuracy += self._handed_on()
+        accuracy += self._handed_on() + self._effort()
         return f"ACCEPTED at level {shown}: order, identity and {held} hold; {accuracy}"
+
+    def _refusal(self) -> str:
+        """Why a proof is not accepted: the weightiest reason, and whose word it is."""
+        words, first = self.outcome.words, next(iter(self.problems()), None)
+        if first is None:
+            where = f" at level {self._unseen[0]}" if self.checks and self._unseen else ""
+            return f"{words}: nothing was checked{where}"
+        if first.name == "mark" and first.status is Status.UNDECIDED and self.shown == ():
+            return f"{words}: signatures, order and links hold; {first.detail}"
+        where = f" at level {first.level}" if len(self.levels) > 1 else ""
+        alike = sum(check.name == first.name == "segment" for check in self.of(first.status)) - 1
+        end = "failed" if first.status is Status.FAILED else "undecided"
+        more = f"; {counted(alike, 'more segment')} {end}" if alike > 0 else ""
+        return f"{words}{where}: {first.sentence()}{more}"
+
+    def _effort(self) -> str:
+        """What the levels of effort add to an accepted headline."""
+        return "".join(f"; {HELD[level](self.checks)}" for level in HELD if level in self.levels)
 
     def _handed_on(self) -> str:
         if len(self.owners) < 2:
@@ -223,19 +181,41 @@ class Verdict:
     def texts(self) -> dict[str, LevelText]:
         """What this verdict's levels show and do not show."""
         known = {**LEVEL_TEXTS, FINAL: FINAL_TEXT}
-        return {level: text for level, text in known.items() if level in self.levels}
+        return {
+            level: LevelText(self._shown(text), text.does_not_show)
+            for level, text in known.items()
+            if level in self.levels
+        }
 
     def _shown_marks(self) -> str:
         shown, total = self.shown or (), self.facts.get("shards", 0)
         if len(shown) == total:
             return f"all {counted(len(shown), 'mark')} hold; the weights were not shown"
-        return f"{marks_named(shown)} of {total} hold; the other marks were not shown"
+        return f"{numbered('mark', shown)} of {total} hold; the other marks were not shown"
 
     @property
     def caution(self) -> str:
         """What an accepted verdict does not show; for the amber line that goes with it."""
-        texts = self.texts.values()
-        return "; ".join(f"it does not show {text.does_not_show}" for text in texts)
+        return "; ".join(f"it does not show {words}" for _, words in self.gaps())
+
+    @property
+    def start(self) -> str:
+        """How the chain starts: `free`, `parent` or `derived`; free where it is not said."""
+        return str(self.facts.get("start", "free"))
+
+    def gaps(self) -> list[tuple[str, str]]:
+        """What an accepted verdict does not show, by the level that leaves it open."""
+        return list(levels.gaps(self.levels, self.start, Replayed.of(self.checks).single))
+
+    def closers(self) -> dict[str, str]:
+        """What terms could have asked for besides, with what it would have shown."""
+        return levels.closers(self.levels, self.start)
+
+    def in_short(self) -> str:
+        """What an accepted verdict amounts to, in one line."""
+        if self.shown is not None:
+            return "Order and the marks that were shown, not the model."
+        return levels.in_short(self.levels, self.start)
 
     def to_json(self) -> dict[str, Any]:
         """The verdict as JSON."""
@@ -244,6 +224,7 @@ class Verdict:
             "outcome": self.outcome.name.lower(),
             "exit_code": int(self.outcome),
             "headline": self.headline(),
+            "caution": self.caution if self.outcome is Outcome.ACCEPTED else "",
             "proof": self.proof,
             "bundle": self.bundle.to_json() if self.bundle else None,
             "facts": dict(self.facts),
@@ -251,7 +232,9 @@ class Verdict:
             "levels": [
                 {
                     "level": name,
-                    "shows": self._shown(text),
+                    "outcome": self.ended(name).name.lower(),
+                    "found": self.found(name),
+                    "shows": text.shows,
                     "does_not_show": text.does_not_show,
                 }
                 for name, text in self.texts.items()
@@ -260,12 +243,14 @@ class Verdict:
         }
 
     def _shown(self, text: LevelText) -> str:
-        """What a level shows here: accuracy and marks only as far as they were looked at."""
+        """What a level shows here: accuracy, marks and start only as far as they were looked at."""
         shows = text.shows
         if not self.per_shard("accuracy"):
             shows = shows.replace(", accuracy on the public test", "")
         if self.shown is not None:
             shows = shows.replace("marks present", "the marks that were shown")
+        if self.start != "derived":
+            shows = shows.replace("the start was untrained, ", "")
         return shows
 
     def __str__(self) -> str:

@@ -5,16 +5,19 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from polo._version import __version__
 from polo.checks import Check, Status, counted, problem
 from polo.errors import FormatError, PoloError, StoreError
+from polo.evidence import start
 from polo.keys import Ed25519Verifier, Trust, TrustStore, trusted_keys
 from polo.protocol import canonical, chain, signing
 from polo.protocol.carrier import Carrier
+from polo.protocol.challenge import Challenge
 from polo.protocol.layout import Layout
-from polo.protocol.records import Bundle, Manifest, identity_of
+from polo.protocol.records import Bundle, Manifest, Nonce, identity_of
 from polo.storage import history, openings
 from polo.storage.bundle import files_of, opened
 from polo.storage.folder import (
@@ -28,6 +31,7 @@ from polo.storage.folder import (
 )
 from polo.tasks import Task
 from polo.verifier import accuracy, delivered, lineage
+from polo.verifier.effort import KNOWN, Effort, Request, effort_of
 from polo.verifier.final import about, verify_final
 from polo.verifier.policy import Policy
 from polo.verifier.verdict import Owner, Verdict, described
@@ -51,6 +55,8 @@ def verify(
     task: Task | str | None = None,
     policy: Policy | None = None,
     model: str | Path | None = None,
+    challenge: Challenge | None = None,
+    answer: str | Path | None = None,
     listener: Listener | None = None,
 ) -> Verdict:
     """Check a proof offline.
@@ -63,6 +69,8 @@ def verify(
         policy: How to verify.
         model: A delivered model file to compare with the proof's last checkpoint; with
             `final_only` the model to look for marks in.
+        challenge: What you drew to be run again, where the terms ask for replay.
+        answer: Folder of the prover's answer to it.
         listener: Hears about progress.
 
     Returns:
@@ -70,9 +78,11 @@ def verify(
     """
     checks: list[Check] = []
     trusted = trusted_keys(TrustStore() if trust is None else trust)
-    if policy and policy.final_only:
+    policy = policy or Policy()
+    if policy.final_only:
         return verify_final(Path(proof), trusted, Path(model) if model else None, policy)
-    run = _Run(Path(proof), trusted, task, policy or Policy(), listener or (lambda *_: None))
+    request = Request(challenge, Path(answer) if answer else None, policy.device)
+    run = _Run(Path(proof), trusted, task, policy, listener or (lambda *_: None), request)
     try:
         for check in run.checks(Path(model) if model else None):
             checks.append(check)
@@ -92,6 +102,7 @@ class _Run:
         task: Task | str | None,
         policy: Policy,
         listener: Listener,
+        request: Request,
         *,
         earlier: bool = False,
     ) -> None:
@@ -100,6 +111,7 @@ class _Run:
         self._trusted = trusted
         self._task = task
         self._policy = policy
+        self._request = request
         self._tell = listener
         self._signatures = Ed25519Verifier()
         self.facts: dict[str, str | int] = {}
@@ -108,6 +120,7 @@ class _Run:
         self.manifest: Manifest | None = None
         self.owners: tuple[Owner, ...] = ()
         self._shown: set[str] | None = None
+        self._nonces: dict[int, Nonce] = {}
 
     def checks(self, model: Path | None) -> Iterator[Check]:
         """All checks, in order; what cannot be reached is not checked."""
@@ -162,9 +175,10 @@ class _Run:
         yield from self._structure(manifest)
         yield from self._marks(folder, manifest, carrier, damaged)
         if self._shown is None:
-            yield from self._weights(folder, manifest, layout, damaged, model)
+            yield from self._weights(folder, manifest, carrier, damaged, model)
         elif model:
             yield delivered.compare_root(model, layout, manifest.last_root)
+        yield from self._start(manifest, layout)
         yield from self._remarks(manifest)
         if not self._earlier:
             yield from self._owners(folder, manifest)
@@ -177,7 +191,7 @@ class _Run:
 
     def _examine(self, path: Path) -> lineage.Examined:
         policy = Policy("none", threads=self._policy.threads)
-        run = _Run(path, self._trusted, None, policy, self._tell, earlier=True)
+        run = _Run(path, self._trusted, self._task, policy, self._tell, Request(), earlier=True)
         return lineage.Examined(tuple(run.checks(None)), run.manifest)
 
     def _part(self, folder: ProofFolder, manifest: Manifest) -> Iterator[Check]:
@@ -208,6 +222,7 @@ class _Run:
             "task": f"{terms.task.name} (version {terms.task.version})",
             "metric": terms.task.metric,
             "shards": len(manifest.shards),
+            "start": terms.start.kind,
             "bits": terms.scheme.bits,
             "scheme": f"{terms.scheme.name}, {terms.scheme.key} keys, {terms.scheme.bits} bits",
             "eta_verify": str(terms.thresholds.verify / 1e6),
@@ -355,11 +370,13 @@ class _Run:
                 )
                 continue
             try:
-                query = walk.open(folder.nonce(shard), place=place)
+                nonce = folder.nonce(shard)
+                query = walk.open(nonce, place=place)
             except PoloError as error:
                 walk.skip()
                 yield problem("nonce", error, shard=shard)
                 continue
+            self._nonces[shard] = nonce
             yield Check("nonce", Status.PASSED, "the issuer committed to it", shard=shard)
             check = self._mark(folder, walk, query, carrier, listed)
             yield check
@@ -427,14 +444,16 @@ class _Run:
         self,
         folder: ProofFolder,
         manifest: Manifest,
-        layout: Layout,
+        carrier: Carrier,
         damaged: set[str],
         model: Path | None,
     ) -> Iterator[Check]:
-        """Roots of the stored checkpoints, accuracy on some of them, and a delivered file."""
-        stored = history.stored(manifest)
+        """Roots of the stored checkpoints, what levels make of them, and a delivered file."""
+        stored, layout = history.stored(manifest), carrier.layout
         bench = accuracy.Bench(manifest, layout, self._task, self._policy)
         yield from bench.problems()
+        levels = self._effort(folder, manifest, carrier)
+        yield from levels.opening()
         to_test = set(self._policy.shards_to_test([x for x in stored if x]))
         seen: set[int] = set()
         try:
@@ -442,13 +461,18 @@ class _Run:
             for done, (number, checkpoint) in enumerate(kept):
                 self._tell("testing weights", done, len(stored))
                 seen.add(number)
-                yield self._root(manifest, number, checkpoint)
+                held = levels.held(checkpoint)
+                root = self._root(manifest, number, held)
+                yield root
+                if root.status is Status.PASSED:
+                    yield from levels.see(number, held)
                 if bench.ready and number in to_test:
                     yield from bench.test(number, checkpoint, manifest.root_before(number + 1))
                 if model and number == len(manifest.shards):
                     yield delivered.compare(model, checkpoint)
         except PoloError as error:
             yield problem("root", error)
+        yield from levels.closing()
         for number in stored:
             if number not in seen:
                 detail = "the stored weights could not be read, so they were not checked"
@@ -458,7 +482,21 @@ class _Run:
                 detail = "the last checkpoint is not here, so there is no model to speak of"
                 yield Check(name, Status.UNDECIDED, detail, shard=len(manifest.shards))
 
-    def _root(self, manifest: Manifest, number: int, checkpoint: FileCheckpoint) -> Check:
+    def _effort(self, folder: ProofFolder, manifest: Manifest, carrier: Carrier) -> Effort:
+        """The levels of effort that the terms ask for."""
+        asked = [level for level in self.levels if level in KNOWN]
+        if not asked:
+            return Effort({})
+        try:
+            task, _ = accuracy.model_of(manifest, carrier.layout, self._task)
+            return effort_of(
+                folder, manifest, carrier, self._nonces, task, self._request, self._tell
+            )
+        except Exception as error:  # The task is the verifier's own and may fail as it likes.
+            found = accuracy.obstacle("evidence", error)
+            return Effort({}, tuple(replace(found, level=level) for level in asked))
+
+    def _root(self, manifest: Manifest, number: int, checkpoint: Checkpoint) -> Check:
         try:
             root = commit(checkpoint, threads=self._policy.threads).root
         except PoloError as error:
@@ -471,20 +509,25 @@ class _Run:
             shard=number,
         )
 
+    def _start(self, manifest: Manifest, layout: Layout) -> Iterator[Check]:
+        """How W_0 came about."""
+        kind = manifest.terms.start.kind
+        if kind == "free":
+            detail = "free: nothing is claimed about the start; it may have been trained before"
+            yield Check("start", Status.NOTE, detail)
+        elif kind == "parent":
+            yield from _parent(manifest)
+        else:
+            try:
+                _, model = accuracy.model_of(manifest, layout, self._task)
+                found = list(start.check(manifest, model, threads=self._policy.threads))
+            except Exception as error:  # The task is the verifier's own and may fail as it likes.
+                found = [accuracy.obstacle("start", error)]
+            yield from found
+
     def _remarks(self, manifest: Manifest) -> Iterator[Check]:
         """What a reader should know, and what this release cannot check."""
         terms = manifest.terms
-        if terms.start.kind == "free":
-            detail = "free: nothing is claimed about the start; it may have been trained before"
-            yield Check("start", Status.NOTE, detail)
-        elif terms.start.kind == "parent":
-            yield from _parent(manifest)
-        else:
-            yield Check(
-                "start",
-                Status.UNDECIDED,
-                f"the terms ask for a {terms.start.kind} start, which this release cannot check",
-            )
         kept = sum(1 for number in history.stored(manifest) if number)
         detail = f"{kept} of {len(manifest.shards)} checkpoints are here; accuracy of the others "
         detail += "cannot be tested, and offline they may never have existed"
@@ -507,21 +550,25 @@ class _Run:
                 f"{manifest.outside} optimizer steps after the last shard are outside the proof"
             )
             yield Check("closing", Status.NOTE, detail)
-        for name in ("base", "data"):
-            if getattr(terms, name) is not None:
-                yield Check(
-                    "evidence",
-                    Status.UNDECIDED,
-                    f"the terms bind {name}, which this release cannot check",
-                )
+        if terms.base is not None:
+            detail = "the terms bind base, which this release cannot check"
+            yield Check("evidence", Status.UNDECIDED, detail)
+        yield from self._unchecked()
+
+    def _unchecked(self) -> Iterator[Check]:
+        """Levels that the terms ask for and that were not looked at."""
         for level in self.levels[1:]:
-            yield Check(
-                "evidence",
-                Status.UNDECIDED,
-                f"the terms ask for {level}, which this release cannot check",
-                level=level,
-                advice="Use a release of PoLO that knows this level.",
-            )
+            if self._earlier:
+                detail = f"the earlier owner's terms asked for {level}, which was not checked again"
+                yield Check("evidence", Status.NOTE, detail, level=level)
+            elif level not in KNOWN:
+                detail = f"the terms ask for {level}, which this release cannot check"
+                advice = "Use a release of PoLO that knows this level."
+                yield Check("evidence", Status.UNDECIDED, detail, advice=advice, level=level)
+            elif self._shown is not None:
+                detail = f"the terms ask for {level}, which only a whole proof shows"
+                advice = "Ask the prover for the verifier's bundle."
+                yield Check("evidence", Status.UNDECIDED, detail, advice=advice, level=level)
 
 
 def _parent(manifest: Manifest) -> Iterator[Check]:
@@ -531,7 +578,8 @@ def _parent(manifest: Manifest) -> Iterator[Check]:
         yield Check("start", Status.FAILED, detail)
         return
     root = manifest.start.root.hex()[:16]
-    yield Check("start", Status.PASSED, f"parent: it starts from {root}…, as the terms ask")
+    detail = f"parent: it starts from {root}…, as the terms ask; effort counts from there on"
+    yield Check("start", Status.PASSED, detail)
     if manifest.transfer is None:
         detail = "the model was somebody's before; no transfer shows that they handed it on"
         yield Check("start", Status.NOTE, detail)

@@ -35,13 +35,22 @@ class Checkpoint(Protocol):
         """Bytes `start` to `stop` of a tensor's canonical bytes."""
 
 
+def unwrapped(name: str) -> str:
+    """A path without the components that wrappers put into it.
+
+    >>> unwrapped("blocks.0._checkpoint_wrapped_module.fc.weight")
+    'blocks.0.fc.weight'
+    """
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+
+
 def canonical_names(names: list[str]) -> dict[str, str]:
     """Each name without what wrappers put into it (compile, DDP, FSDP, checkpointing).
 
     >>> canonical_names(["module._orig_mod.fc.weight"])
     {'module._orig_mod.fc.weight': 'fc.weight'}
     """
-    bare = {name: ".".join(p for p in name.split(".") if p not in _WRAPPERS) for name in names}
+    bare = {name: unwrapped(name) for name in names}
     while bare and all(name.startswith("module.") for name in bare.values()):
         bare = {name: short.removeprefix("module.") for name, short in bare.items()}
     seen: dict[str, str] = {}

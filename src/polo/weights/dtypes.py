@@ -67,6 +67,13 @@ def name_of_numpy(dtype: np.dtype[Any], *, place: str) -> str:
     raise WeightsError(f"arrays of type {dtype} have no canonical bytes", place=place)
 
 
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """The little-endian numpy dtype of our name."""
+    if name not in _NUMPY:
+        raise WeightsError(f"numpy has no type {name}")
+    return np.dtype(f"<{_NUMPY[name]}")
+
+
 def torch_dtype(name: str) -> "torch.dtype":
     """The torch dtype of our name."""
     import torch

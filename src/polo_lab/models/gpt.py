@@ -4,6 +4,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from polo.evidence.rules import Normal
+
 
 class CausalAttention(nn.Module):
     """Self-attention that looks back only."""
@@ -56,6 +58,10 @@ class GPT(nn.Module):
         self.head.weight = self.tokens.weight
         for table in (self.tokens, self.positions):
             nn.init.normal_(table.weight, std=0.1)
+
+    def start_rules(self) -> dict[str, Normal]:
+        """How both tables begin; the output goes with the first."""
+        return {"tokens.weight": Normal(0.1), "positions.weight": Normal(0.1)}
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Scores of the next token, at every position."""

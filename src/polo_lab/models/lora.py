@@ -1,7 +1,11 @@
 """Low-rank adapters (Hu et al. 2021) on the linear layers of a frozen model."""
 
+import math
+
 import torch
 from torch import nn
+
+from polo.evidence.rules import Constant, Normal, Rule
 
 
 class LoRALinear(nn.Module):
@@ -14,6 +18,10 @@ class LoRALinear(nn.Module):
         self.lora_B = nn.Parameter(torch.zeros(base.out_features, rank))
         self.scale = alpha / rank
         base.requires_grad_(False)
+
+    def start_rules(self) -> dict[str, Rule]:
+        """How the adapter begins: as a correction of zero."""
+        return {"lora_A": Normal(1 / math.sqrt(self.base.in_features)), "lora_B": Constant(0.0)}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """What the frozen layer says, and the adapter's correction."""

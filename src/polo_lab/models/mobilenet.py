@@ -4,6 +4,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from polo.evidence.rules import Normal
+
 
 class Depthwise(nn.Module):
     """A convolution with one filter per channel, for as many channels as there are filters."""
@@ -12,6 +14,10 @@ class Depthwise(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.randn(width, 1, 3, 3) / 3)
         self.stride = stride
+
+    def start_rules(self) -> dict[str, Normal]:
+        """How the filters begin."""
+        return {"weight": Normal(1 / 3)}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Every channel filtered by its own filter."""

@@ -4,6 +4,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from polo.evidence.rules import Normal
+
 
 class Block(nn.Module):
     """Attention and a two-layer network, each after a layer-norm and beside a shortcut."""
@@ -37,6 +39,10 @@ class ViT(nn.Module):
         self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(depth)))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, classes)
+
+    def start_rules(self) -> dict[str, Normal]:
+        """How class token and positions begin."""
+        return {"token": Normal(0.02), "positions": Normal(0.02)}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Class scores of images."""

@@ -1,0 +1,175 @@
+"""Recording the training state beside a ResNet-18: what it costs a training step.
+
+Two sides take turns: blocks of steps with the recorder and the same blocks without. A block with
+it has two snapshots, each right after the first step of a segment, and ends when everything that
+was recorded is hashed. So all that recording does is inside, and nothing of it falls into the
+plain block that follows; where hashing is slower than training, the wait for it is inside, too.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from benchmarks.figures import Benchmark, Figure, Target, amount_of, ratio_of, time_of
+from benchmarks.measure import interleave
+from polo.evidence.replay.record import Record
+from polo.evidence.replay.recorder import Recorder
+from polo.evidence.replay.state import state_checkpoints, state_digests
+from polo_lab.models.resnet import ResNet, resnet18
+
+EVERY = 16
+SEGMENTS = 2
+BATCH = 128
+_ROUNDS = 200
+_FEWER = 50
+_OVERHEAD = Target("at most", 1.02)
+_BYTES = Target("at most", 100.0)
+
+_OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "SGD with momentum": functools.partial(torch.optim.SGD, lr=0.01, momentum=0.9),
+    "AdamW": functools.partial(torch.optim.AdamW, lr=1e-4),
+}
+
+
+@dataclass(frozen=True)
+class Training:
+    """A model in training on images that are on its device already."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    images: torch.Tensor
+    labels: torch.Tensor
+
+    @property
+    def device(self) -> torch.device:
+        """Where it trains."""
+        return self.images.device
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of model and optimizer state."""
+        parts = state_checkpoints(self.model, self.optimizer)
+        return sum(part.layout.size for part in parts if part)
+
+    def step(self) -> None:
+        """One training step, in bf16 where there is a GPU."""
+        self.optimizer.zero_grad()
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.images.is_cuda):
+            scores = self.model(self.images)
+        functional.cross_entropy(scores.float(), self.labels).backward()
+        self.optimizer.step()
+
+    def settle(self) -> None:
+        """Wait until the device has done all steps."""
+        if self.images.is_cuda:
+            torch.cuda.synchronize(self.device)
+
+
+def run(quick: bool) -> Iterator[Figure]:
+    """Blocks with and without recording; a digest that training waits for; bytes and memory."""
+    for number, name in enumerate(_OPTIMIZERS):
+        training = _training(name, small=quick or not torch.cuda.is_available())
+        rounds = 2 if quick else _FEWER if number else _ROUNDS
+        yield from _recorded(training, name, rounds, None if number else _OVERHEAD)
+    training = _training("SGD with momentum", small=quick or not torch.cuda.is_available())
+    yield _synchronous(training, 2 if quick else 20)
+
+
+def _training(name: str, *, small: bool) -> Training:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.manual_seed(1)
+    model = (ResNet(width=16, blocks=(1, 1)) if small else resnet18()).to(device)
+    batch = 16 if small else BATCH
+    images = torch.randn(batch, 3, 32, 32, device=device)
+    labels = torch.randint(0, 10, (batch,), device=device)
+    training = Training(model, _OPTIMIZERS[name](model.parameters()), images, labels)
+    for _ in range(EVERY):
+        training.step()
+    training.settle()
+    return training
+
+
+def _recorded(
+    training: Training, name: str, rounds: int, target: Target | None
+) -> Iterator[Figure]:
+    before = _allocated(training)
+    recorder = Recorder(training.model, training.optimizer, EVERY)
+    recorder.start()
+    # From here on, snapshots come right after the first step of every segment of a block.
+    for _ in range(EVERY - 1):
+        recorder.after_step()
+
+    def recorded() -> None:
+        for _ in range(SEGMENTS * EVERY):
+            training.step()
+            recorder.after_step()
+        recorder.wait()
+        training.settle()
+
+    def plain() -> None:
+        for _ in range(SEGMENTS * EVERY):
+            training.step()
+        training.settle()
+
+    recorder.wait()
+    recorder.seconds = 0.0
+    samples = interleave({"recorded": recorded, "plain": plain}, rounds)
+    waited, extra = recorder.seconds / (rounds + 1), _allocated(training) - before
+    record = recorder.sealed(training.model)
+    recorder.abandon()
+    note = (
+        f"{name}, {_where(training)}; {SEGMENTS} snapshots of {training.state_bytes / 2**20:.0f} "
+        f"MiB in {SEGMENTS * EVERY} steps, hashes included, {rounds} alternations"
+    )
+    yield ratio_of(
+        f"training recorded every {EVERY} steps, {name}",
+        samples,
+        "recorded",
+        "plain",
+        target=target,
+        note=note,
+        details={
+            "seconds inside the recorder, a block": waited,
+            "device memory beyond training, in states": extra / training.state_bytes,
+        },
+    )
+    if target:
+        twice = Record(record.boundaries * 2, record.moves * 2, record.platform)
+        size, added = len(record.encode()), len(twice.encode()) - len(record.encode())
+        yield amount_of(
+            "bytes that a boundary adds to a record", "B", [added / len(record.boundaries)],
+            target=_BYTES, note=f"the record of {record.segments} segments has {size}",
+        )  # fmt: skip
+
+
+def _synchronous(training: Training, rounds: int) -> Figure:
+    """What recording would cost if training waited for it."""
+
+    def digest() -> None:
+        state_digests(training.model, training.optimizer)
+
+    def step() -> None:
+        training.step()
+        training.settle()
+
+    samples = interleave({"digest": digest, "step": step}, rounds)
+    note = f"{training.state_bytes / 2**20:.0f} MiB, {_where(training)}"
+    return time_of("a digest that training waits for", samples, "digest", "step", note=note)
+
+
+def _where(training: Training) -> str:
+    batch = f"batch {len(training.images)}"
+    if training.images.is_cuda:
+        return f"{torch.cuda.get_device_name(training.device)}, {batch}, bf16"
+    return f"a small ResNet on {torch.get_num_threads()} threads, {batch}"
+
+
+def _allocated(training: Training) -> int:
+    return torch.cuda.memory_allocated(training.device) if training.images.is_cuda else 0
+
+
+BENCHMARK = Benchmark("recording", "recording the training state beside training", run)

@@ -1,0 +1,138 @@
+"""Replay: what it costs a verifier and a prover, against the training that it is about.
+
+A run is trained with a prover attached, a challenge is drawn that catches a tenth of faked segments
+with 99 % probability, the prover answers, and the proof is verified with and without the answer in
+turn. The difference is what replay costs. ResNet-18 on CIFAR-10 where there are a GPU and
+`POLO_DATA`; digits on a processor else.
+"""
+
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+import polo
+from benchmarks.figures import Benchmark, Figure, Target, amount_of
+from benchmarks.measure import interleave, one_thread
+from polo.evidence.replay import challenge as challenges
+from polo.evidence.replay.asking import SHORTCUT
+from polo.evidence.replay.recipe import draws_for
+from polo_lab.effort.case import Case
+from polo_lab.effort.plan import Plan
+from polo_lab.effort.training import LabTask, Trained, respond
+from polo_lab.tasks import Cifar, DigitsConv
+
+CAUGHT = 0.99
+_DRAWS = draws_for(SHORTCUT, CAUGHT)
+_ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Size:
+    """How long a run is.
+
+    Attributes:
+        title: What it is called.
+        plan: How it is trained.
+        most: Largest part of training that replay may take.
+    """
+
+    title: str
+    plan: Plan
+    most: float
+
+
+def run(quick: bool) -> Iterator[Figure]:
+    """Every size that this machine is for."""
+    for task, size in _sizes(quick):
+        with tempfile.TemporaryDirectory(prefix="polo-bench-") as folder, one_thread():
+            yield from _measured(task, size, Path(folder), 1 if quick else _ROUNDS)
+
+
+def _sizes(quick: bool) -> Iterator[tuple[LabTask, Size]]:
+    if torch.cuda.is_available() and not quick:
+        cifar = Cifar()
+        short = Plan("momentum", "cosine", 0.05, 5, 2, 128, 4, _DRAWS, 2, 3)
+        long = Plan("momentum", "cosine", 0.05, 18, 3, 128, 8, _DRAWS, 2, 3)
+        yield cifar, Size("ResNet-18, CIFAR-10", short, 0.10)
+        yield cifar, Size("ResNet-18, CIFAR-10", long, 0.05)
+        return
+    passes = 1 if quick else 10
+    plan = Plan("momentum", "cosine", 0.02, 3 if quick else 10, passes, 64, 4, _DRAWS, 2, 3)
+    yield DigitsConv(), Size("convolutional network, digits", plan, 0.10)
+
+
+def _measured(task: LabTask, size: Size, folder: Path, rounds: int) -> Iterator[Figure]:
+    case = Case(task, size.plan, 1, folder, ("chain", "replay"))
+    trained = case.victim
+    drawn = challenges.draw(trained.proof, ends=False)
+    began = time.perf_counter()
+    respond(task, trained)(drawn, folder / "answer")
+    answering = time.perf_counter() - began
+    policy = polo.Policy("none")
+
+    def verify(answered: bool) -> polo.Verdict:
+        return polo.verify(
+            trained.proof,
+            trust=case.issuer.public_key,
+            task=task,
+            policy=policy,
+            challenge=drawn if answered else None,
+            answer=folder / "answer" if answered else None,
+        )
+
+    verdict = verify(True)
+    if verdict.outcome is not polo.Outcome.ACCEPTED:
+        raise RuntimeError(f"an honest run was not accepted: {verdict.headline()}")
+    samples = interleave({"replay": lambda: verify(True), "chain": lambda: verify(False)}, rounds)
+    yield from _figures(size, case, trained, samples, answering, verdict)
+    yield _size_of(size, folder, trained)
+    shutil.rmtree(folder / "answer")
+
+
+def _figures(
+    size: Size,
+    case: Case,
+    trained: Trained,
+    samples: dict[str, list[float]],
+    answering: float,
+    verdict: polo.Verdict,
+) -> Iterator[Figure]:
+    draw = next(check for check in verdict.checks if check.name == "draw")
+    title = f"{size.title}, {trained.steps} steps"
+    share = [
+        (with_it - without) / trained.seconds
+        for with_it, without in zip(samples["replay"], samples["chain"], strict=True)
+    ]
+    note = f"{draw.figures['run']} of {draw.figures['segments']} segments of {size.plan.every} "
+    note += f"steps, {draw.figures['steps']} steps in all, {draw.figures['exact']} to the bit; a "
+    note += f"tenth faked escapes with probability {float(draw.figures['escape_tenth']):.4f}"
+    yield amount_of(
+        f"replay by the verifier, part of training ({title})",
+        "×",
+        share,
+        target=Target("at most", size.most),
+        against="training with PoLO",
+        note=note,
+        details={"training seconds": trained.seconds, "verifying seconds": samples},
+    )
+    yield amount_of(
+        f"answer by the prover, part of training ({title})",
+        "×",
+        [answering / trained.seconds],
+        against="training with PoLO",
+        note="states are computed again from the sealed checkpoints",
+    )
+
+
+def _size_of(size: Size, folder: Path, trained: Trained) -> Figure:
+    files = [path.stat().st_size for path in (folder / "answer").iterdir()]
+    name = f"size of an answer ({size.title}, {trained.steps} steps)"
+    return amount_of(name, "MB", [sum(files) / 1e6], note=f"{len(files)} files")
+
+
+BENCHMARK = Benchmark("replay", "replay: what verifier and prover compute again", run)

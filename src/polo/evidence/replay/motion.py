@@ -1,0 +1,102 @@
+"""How far a shard went, against how far its record says it went.
+
+The moves of a record are what the prover says. Two bounds hold them to the stored checkpoints: the
+way from W_{x-1} to W_x is no longer than the recorded moves together, and a sealing moves the
+weights as far as finishing step and noise do, not farther.
+"""
+
+import math
+from collections.abc import Collection, Iterable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polo.checks import Check, Status
+from polo.evidence.replay.state import MOVE_ONE
+from polo.evidence.replay.timeline import LEVEL, Timeline
+from polo.privacy import obfuscation
+from polo.protocol.carrier import Carrier
+from polo.protocol.detection import MILLION
+from polo.watermark.mark import derive
+from polo.weights import dtypes
+from polo.weights.checkpoint import Checkpoint
+
+_ROUNDING = 1e-3
+_SPREAD = 0.02
+
+Values = dict[int, NDArray[np.float64]]
+
+
+class Motion:
+    """Sees the checkpoints of a chain, newest first, and holds one of them in memory."""
+
+    def __init__(self, timeline: Timeline, carrier: Carrier, trained: Collection[str]) -> None:
+        self._timeline = timeline
+        self._carrier = carrier
+        names = [tensor.name for tensor in carrier.layout.tensors]
+        self._tensors = [at for at, name in enumerate(names) if name in trained]
+        self._newer: tuple[int, Values] | None = None
+
+    def see(self, number: int, checkpoint: Checkpoint, seed: bytes | None) -> Iterator[Check]:
+        """Compare a checkpoint with the one before, and with the record of its sealing.
+
+        Args:
+            number: The shard that the checkpoint ended.
+            checkpoint: The checkpoint.
+            seed: The seed of the shard's mark; None where it is not known.
+        """
+        values = {at: self._values(checkpoint, at) for at in self._tensors}
+        if self._newer is not None and self._newer[0] == number + 1:
+            record, newer = self._timeline.records[number + 1], self._newer[1]
+            went = _norm(values[at] - newer[at] for at in self._tensors)
+            said = sum(model for model, _ in record.moves) / MOVE_ONE
+            # Moves are rounded to units; the comparison is false for what is no number, too.
+            if not went <= said * (1 + _ROUNDING) + len(record.moves) / MOVE_ONE:
+                detail = f"the weights went {went:.4g} far; its recorded moves add up to {said:.4g}"
+                yield Check("record", Status.FAILED, detail, shard=number + 1, level=LEVEL)
+        if seed is not None and (own := self._timeline.records.get(number)):
+            least, most = self._sealing(number, values, seed)
+            said = own.moves[-1][0] / MOVE_ONE
+            if not least <= said <= most:
+                detail = f"its sealing moved the weights by {said:.4g}, it says; finishing step "
+                detail += f"and noise move them by {least:.4g} to {most:.4g}"
+                yield Check("record", Status.FAILED, detail, shard=number, level=LEVEL)
+        self._newer = number, values
+
+    def _sealing(self, number: int, values: Values, seed: bytes) -> tuple[float, float]:
+        """Least and most that a sealing can have moved the weights, judged by what came out."""
+        terms = self._timeline.manifest.terms
+        sigma = self._timeline.manifest.shards[number - 1].noise.sigma
+        share = (terms.noise.fraction * 256 // MILLION) / 256
+        marked = self._marked(values, seed)
+        energy = variance = 0.0
+        for at, flat in values.items():
+            count = len(flat) - sum(len(part) for part in marked.get(at, ()))
+            scale = obfuscation.scale_of(flat, sigma)
+            square = scale * scale
+            energy += share * count * square
+            variance += (3 * share - share**2) * count * square * square
+        spread = _SPREAD * energy + 6 * math.sqrt(variance)
+        budget = terms.finish.budget / MILLION
+        norm = _norm(part for parts in marked.values() for part in parts)
+        edit = norm * budget / max(1 - budget, 1e-6)
+        return math.sqrt(max(0.0, energy - spread)), math.sqrt(energy + spread + edit**2)
+
+    def _marked(self, values: Values, seed: bytes) -> dict[int, list[NDArray[np.float64]]]:
+        """The weights that carry a mark, by tensor."""
+        blocks = derive(self._timeline.manifest.terms, self._carrier, seed).blocks
+        size, found = self._carrier.block, dict[int, list[NDArray[np.float64]]]()
+        for block in blocks:
+            at = self._carrier.locate(block)
+            part = values[at.tensor][at.element : at.element + size]
+            found.setdefault(at.tensor, []).append(part)
+        return found
+
+    def _values(self, checkpoint: Checkpoint, at: int) -> NDArray[np.float64]:
+        tensor = checkpoint.layout.tensors[at]
+        flat = dtypes.to_float(checkpoint.read(at, 0, tensor.size), tensor.dtype)
+        return flat.astype(np.float64)
+
+
+def _norm(parts: Iterable[NDArray[np.float64]]) -> float:
+    return math.sqrt(sum(float(np.dot(part, part)) for part in parts))

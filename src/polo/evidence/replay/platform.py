@@ -1,0 +1,248 @@
+"""What the last bits of a training step depend on: versions, device, threads, flags.
+
+Two runs whose descriptions are equal are expected to agree to the bit. Part of a description are
+settings that another machine can take over for a while (`adopted`); the rest it has or has not.
+A record holds a description as text, and what comes from a prover is read with suspicion.
+"""
+
+import os
+import platform
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from polo.errors import FormatError, LimitError
+from polo.protocol import canonical
+
+if TYPE_CHECKING:
+    import torch
+
+SIZE = 512
+"""Bytes that a record has for a description."""
+
+MAX_THREADS = 64
+"""Most threads that are taken over from a description."""
+
+_LONGEST = 48
+_WORDS: dict[str, Any] = {"on": True, "off": False}
+_PRECISIONS = ("none", "ieee", "tf32", "bf16")
+
+
+def describe(device: "torch.device | str") -> dict[str, str]:
+    """This machine, as training on a device finds it now.
+
+    Threads and instruction sets of the processor count for training on the processor alone.
+    """
+    import torch
+
+    device = torch.device(device)
+    found = {
+        "device": device.type,
+        "machine": platform.machine(),
+        "torch": str(torch.__version__),
+        "deterministic": _spelled(torch.are_deterministic_algorithms_enabled()),
+    }
+    found |= _cuda(device) if device.type == "cuda" else _cpu()
+    for key, (owner, attribute) in _settings(device.type).items():
+        found[key] = _spelled(getattr(owner, attribute))
+    # Printable ASCII: whatever a driver calls its device, the text stays short.
+    plain = {key: value.encode("ascii", "replace").decode() for key, value in found.items()}
+    return {key: value[:_LONGEST] for key, value in sorted(plain.items())}
+
+
+def text_of(description: Mapping[str, str]) -> str:
+    """A description as records hold it.
+
+    Raises:
+        LimitError: It is too long.
+    """
+    text = canonical.encode(dict(description)).decode()
+    padded(text)
+    return text
+
+
+def parse(text: str, place: str) -> dict[str, str]:
+    """The description in a text of unknown origin."""
+    found = canonical.parse(text.encode(), place=place, limit=SIZE)
+    if not isinstance(found, dict) or not all(type(value) is str for value in found.values()):
+        raise FormatError("the platform is no object of strings", place=place)
+    return found
+
+
+def padded(text: str) -> bytes:
+    """A description's text as the bytes of a record."""
+    data = text.encode()
+    if len(data) > SIZE:
+        raise LimitError(f"a description of {len(data)} bytes; at most {SIZE}", place="platform")
+    return data.ljust(SIZE)
+
+
+def unpadded(data: bytes, place: str) -> str:
+    """The text in the bytes of a record, refused unless it is a description."""
+    try:
+        text = data.rstrip(b" ").decode()
+    except UnicodeDecodeError as error:
+        raise FormatError("the platform is no text", place=place) from error
+    parse(text, place)
+    return text
+
+
+def same(a: Mapping[str, str], b: Mapping[str, str]) -> list[str]:
+    """What differs between two descriptions; nothing if they are equal.
+
+    >>> same({"torch": "2.11.0", "device": "cpu"}, {"torch": "2.13.0", "device": "cpu"})
+    ['torch: 2.11.0 and 2.13.0']
+    """
+    return [
+        f"{key}: {a.get(key, 'none')} and {b.get(key, 'none')}"
+        for key in sorted({*a, *b})
+        if a.get(key) != b.get(key)
+    ]
+
+
+def differences(a: str, b: str) -> list[str]:
+    """What differs between two descriptions, given as texts."""
+    return same(parse(a, "platform"), parse(b, "platform"))
+
+
+def device_for(text: str, device: str | None = None) -> str:
+    """The device to run something again on: the one given, else the described kind, if it is here.
+
+    Args:
+        text: The description of what is to be run again.
+        device: A device that was asked for.
+    """
+    import torch
+
+    if device is None:
+        wanted = parse(text, "platform").get("device")
+        return "cuda" if wanted == "cuda" and torch.cuda.is_available() else "cpu"
+    return device
+
+
+def describe_like(text: str, device: str | None = None) -> str:
+    """This machine as it is while a description is `adopted`."""
+    with adopted(text):
+        return text_of(describe(device_for(text, device)))
+
+
+@contextmanager
+def adopted(text: str) -> Iterator[None]:
+    """Take over the settings of a description, as far as they are settings, for a while.
+
+    Values that no honest description has are left alone; the descriptions then differ.
+    """
+    import torch
+
+    wanted = parse(text, "platform")
+    with ExitStack() as stack:
+        threads = _threads(wanted.get("threads", ""))
+        if threads and threads != torch.get_num_threads():
+            stack.callback(torch.set_num_threads, torch.get_num_threads())
+            torch.set_num_threads(threads)
+        strict = _WORDS.get(wanted.get("deterministic", ""))
+        if strict is not None and strict != torch.are_deterministic_algorithms_enabled():
+            stack.callback(_be_deterministic, *_determinism())
+            _be_deterministic(strict, False)
+        for key, (owner, attribute) in _settings(wanted.get("device", "")).items():
+            _adopt(stack, owner, attribute, wanted.get(key, ""))
+        yield
+
+
+def _threads(word: str) -> int:
+    """A number of threads that can be taken over; else 0."""
+    sane = word.isascii() and word.isdigit() and len(word) <= len(str(MAX_THREADS))
+    return int(word) if sane and int(word) <= MAX_THREADS else 0
+
+
+def _determinism() -> tuple[bool, bool]:
+    import torch
+
+    return (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+
+
+def _be_deterministic(strict: bool, warn_only: bool) -> None:
+    import torch
+
+    torch.use_deterministic_algorithms(strict, warn_only=warn_only)
+
+
+def _adopt(stack: ExitStack, owner: Any, attribute: str, word: str) -> None:
+    now = getattr(owner, attribute)
+    if isinstance(now, bool) and word in _WORDS:
+        value = _WORDS[word]
+    elif isinstance(now, str) and word in _PRECISIONS:
+        value = word
+    else:
+        return
+    if value != now:
+        stack.callback(setattr, owner, attribute, now)
+        setattr(owner, attribute, value)
+
+
+def _settings(device: str) -> dict[str, tuple[Any, str]]:
+    """Switches of torch that change results on a kind of device: where each is, and its name."""
+    import torch
+
+    backends: Any = torch.backends
+    if device == "cuda":
+        matmul, cudnn = backends.cuda.matmul, backends.cudnn
+        return {
+            "benchmark": (cudnn, "benchmark"),
+            "cudnn_deterministic": (cudnn, "deterministic"),
+            "matmul": (matmul, "fp32_precision"),
+            "conv": (cudnn.conv, "fp32_precision"),
+            "reduced_bf16": (matmul, "allow_bf16_reduced_precision_reduction"),
+            "reduced_fp16": (matmul, "allow_fp16_reduced_precision_reduction"),
+        }
+    mkldnn = backends.mkldnn
+    return {
+        "mkldnn": (mkldnn, "enabled"),
+        "matmul": (mkldnn.matmul, "fp32_precision"),
+        "conv": (mkldnn.conv, "fp32_precision"),
+    }
+
+
+def _cuda(device: "torch.device") -> dict[str, str]:
+    import torch
+
+    facts, cudnn = torch.cuda.get_device_properties(device), torch.backends.cudnn
+    return {
+        "name": facts.name,
+        "capability": f"{facts.major}.{facts.minor}",
+        "units": str(facts.multi_processor_count),
+        "cuda": str(torch.version.cuda or torch.version.hip),
+        "cudnn": str(cudnn.version()) if cudnn.enabled else "off",
+        "workspace": os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""),
+    }
+
+
+def _cpu() -> dict[str, str]:
+    import torch
+
+    return {
+        "name": _processor(),
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "threads": str(torch.get_num_threads()),
+        "mkl": _spelled(torch.backends.mkl.is_available()),
+    }
+
+
+def _processor() -> str:
+    """Name, family and model: cloud machines often give a bare name."""
+    facts: dict[str, str] = {}
+    info = Path("/proc/cpuinfo")
+    for line in info.read_text().splitlines() if info.exists() else ():
+        key, _, value = line.partition(":")
+        facts.setdefault(key.strip(), value.strip())
+    if "model name" not in facts:
+        return platform.processor() or platform.machine()
+    return f"{facts['model name']} ({facts.get('cpu family')}/{facts.get('model')})"
+
+
+def _spelled(value: bool | str) -> str:
+    return value if isinstance(value, str) else "on" if value else "off"

@@ -1,0 +1,351 @@
+"""Running again what an answer shows, and comparing it with what was recorded.
+
+Where the verifier's platform is the prover's, states must come out to the bit. Elsewhere they may
+differ as far as honest repetitions of the same segment differ here, relative to how far the segment
+moves: a small step gives a small allowance, so that a forged path cannot hide in small steps.
+"""
+
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+
+from polo.checks import Check, Status, counted
+from polo.evidence.replay import calibration, platform
+from polo.evidence.replay.engine import Engine, Shard
+from polo.evidence.replay.order import Order
+from polo.evidence.replay.record import Record
+from polo.evidence.replay.shown import HeldCheckpoint, Samples, Shown, State
+from polo.evidence.replay.state import MOVE_ONE, SATURATED, digest_of
+from polo.evidence.replay.timeline import LEVEL, Timeline
+from polo.protocol import chain
+from polo.protocol.carrier import Carrier
+from polo.protocol.challenge import Place
+from polo.protocol.detection import MILLION
+from polo.protocol.records import Manifest, Nonce
+from polo.tasks import Task
+from polo.weights.checkpoint import Checkpoint
+from polo.weights.hashing import commit
+
+_SEALING_TOLERANCE = 1e-5
+_MOVE_TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A segment that was run again.
+
+    Attributes:
+        place: The segment.
+        state: What it started from.
+        samples: What it trained on.
+        moves: How far model and optimizer moved.
+        digests: Digests of model and optimizer at its end, as soon as they are known.
+        effect: Whether exchanging one sample changed its first step; None if that was not tried.
+    """
+
+    place: Place
+    state: State
+    samples: Samples
+    moves: tuple[int, int]
+    digests: "Future[tuple[bytes, bytes]]"
+    effect: bool | None
+
+
+class Rerun:
+    """A verifier's engine, and what it is fed with.
+
+    Args:
+        manifest: What the proof says.
+        timeline: Its records, of at least one shard.
+        carrier: Its carrier.
+        nonces: The nonces that hold, by shard.
+        task: The verifier's task.
+        device: Where to run; by default where it was trained, if such a device is here.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        timeline: Timeline,
+        carrier: Carrier,
+        nonces: Mapping[int, Nonce],
+        task: Task,
+        device: str | None,
+    ) -> None:
+        self._manifest = manifest
+        self._timeline = timeline
+        self._carrier = carrier
+        self._nonces = nonces
+        self._task = task
+        self._device = device
+        self._engine: Engine | None = None
+        engine = self._prepared(timeline.records[1])
+        self.trained = engine.trained
+        self.rest_layout = engine.rest_layout
+        self._parts = calibration.parts_of(carrier.layout, engine.rest_layout, engine.trained)
+
+    def knows(self, shard: int) -> bool:
+        """Whether the nonce of a shard holds; without it nothing of the shard can be run."""
+        return shard in self._nonces
+
+    def seed(self, number: int) -> bytes:
+        """The seed of a shard."""
+        previous = self._manifest.root_before(number)
+        return chain.seed_of(self._manifest.enrolment, self._nonces[number], previous=previous)
+
+    def forget(self) -> None:
+        """Make a new engine next time; who knows what a task that failed has done to this one."""
+        self._engine = None
+
+    def read(self, place: Place, shown: Shown) -> tuple[State, Samples]:
+        """What an answer shows of a segment."""
+        record, span = self._timeline.records[place.shard], self._timeline.span(place)
+        recipe, root = self._timeline.recipe, self._manifest.terms.data
+        assert root is not None
+        state = shown.start(place, record.boundaries[place.segment])
+        order = Order(self.seed(place.shard), recipe.samples, recipe.batch)
+        steps = range(span.first, span.first + span.steps)
+        columns = self._task.columns  # type: ignore[attr-defined]
+        return state, shown.samples(place, order, steps, columns, root)
+
+    def attempt(
+        self,
+        place: Place,
+        state: State,
+        samples: Samples,
+        pool: ThreadPoolExecutor,
+        *,
+        exchange: Mapping[str, torch.Tensor] | None = None,
+    ) -> "Attempt":
+        """Run a segment; its digests are taken in the background, while the next one runs.
+
+        Args:
+            place: The segment.
+            state: What it starts from.
+            samples: What it trains on.
+            pool: Where digests are taken.
+            exchange: Its first batch with one sample exchanged, to see whether samples matter.
+        """
+        record = self._timeline.records[place.shard]
+        with platform.adopted(record.platform):
+            engine = self._prepared(record)
+            engine.restore(state.model, state.rest)
+            before = engine.copied()
+            effect = self._go(engine, place, samples, exchange)
+            moves = engine.moves_since(before)
+            digests = pool.submit(engine.digests_of, engine.copied())
+        return Attempt(place, state, samples, moves, digests, effect)
+
+    def judged(self, attempt: "Attempt", shown: Shown, *, ends: bool) -> Check:
+        """Whether a segment came out as it was recorded.
+
+        Args:
+            attempt: The segment, run again.
+            shown: The answer, for the state at the end where the platform is another one.
+            ends: Whether the states at the ends were asked for.
+        """
+        place = attempt.place
+        recorded = self._timeline.records[place.shard].boundaries[place.segment + 1]
+        if attempt.digests.result() == (recorded.model, recorded.rest):
+            return self._moved(place, attempt.moves, None)
+        return self._inexact(place, attempt.state, attempt.samples, shown, ends=ends)
+
+    def _inexact(
+        self, place: Place, state: State, samples: Samples, shown: Shown, *, ends: bool
+    ) -> Check:
+        """A segment that came out otherwise than recorded, run once more: is it the platform?"""
+        record = self._timeline.records[place.shard]
+        recorded = record.boundaries[place.segment + 1]
+        with platform.adopted(record.platform):
+            engine = self._prepared(record)
+            end = _held(self._run(engine, place, state, samples))
+            differing = platform.same(
+                platform.parse(record.platform, "record"), platform.describe(engine.device)
+            )
+            if not differing and self._settled(engine, place, state, samples, end):
+                detail = "came out otherwise than recorded, on the platform it was trained on"
+                return _failed("segment", detail, place.shard)
+            why = differing[0] if differing else "here it comes out otherwise each time"
+            detail = f"came out otherwise than recorded, on another platform ({why})"
+            if not self._timeline.recipe.tolerance:
+                detail += "; the terms allow no deviation at all"
+                return _open(
+                    "segment", detail, place.shard, "Verify on a platform like the prover's."
+                )
+            if not ends:
+                advice = "Draw a challenge that asks for the ends of segments, too: --ends."
+                return _open("segment", detail, place.shard, advice)
+            their = shown.end(place, recorded)
+            return self._compared(engine, place, state, samples, end, their)
+
+    def sealing(self, number: int, before: Checkpoint, after: Checkpoint, secret: bytes) -> Check:
+        """The sealing of a shard, done again: W_x must come out.
+
+        Args:
+            number: The shard.
+            before: The weights before it, whose digest is the recorded one.
+            after: W_x.
+            secret: The opened secret of its obfuscation.
+        """
+        record, shard = self._timeline.records[number], self._manifest.shards[number - 1]
+        with platform.adopted(record.platform):
+            engine = self._prepared(record)
+            engine.restore(before, None)
+            engine.enter(self._shard(number))
+            engine.seal(secret, shard.noise.sigma)
+            sealed, _ = engine.state()
+            here = platform.describe(engine.device)
+        if commit(sealed).root != shard.root:
+            gap = calibration.distance(sealed, after, before, self._trained)
+            close = gap <= _SEALING_TOLERANCE and not self._touched(before, after)
+            if not (close and platform.same(platform.parse(record.platform, "record"), here)):
+                detail = "finishing step and noise, done again, do not give the sealed weights: "
+                return _failed("sealing", detail + f"{gap:.3g} of its move apart", number)
+        said, went = record.moves[-1][0], calibration.model_move(before, after, self._parts)
+        if not _alike(said, went):
+            detail = f"moved the weights by {_length(went)}; the record says {_length(said)}"
+            return _failed("sealing", detail, number)
+        detail = "finishing step and committed noise, done again, give the sealed weights"
+        return Check("sealing", Status.PASSED, detail, number, level=LEVEL)
+
+    @property
+    def _trained(self) -> tuple[int, ...]:
+        (found,) = (part.tensors for part in self._parts if part.name == calibration.WEIGHTS)
+        return found
+
+    def _touched(self, before: Checkpoint, after: Checkpoint) -> bool:
+        """Whether anything but trained weights differs between two models."""
+        weights = [part for part in self._parts if part.name == calibration.WEIGHTS]
+        return bool(calibration.unlike(State(before, None), State(after, None), weights))
+
+    def _run(self, engine: Engine, place: Place, state: State, samples: Samples) -> State:
+        """Run a segment from a state; what comes out changes with the next run."""
+        engine.restore(state.model, state.rest)
+        self._go(engine, place, samples)
+        return State(*engine.state())
+
+    def _go(
+        self,
+        engine: Engine,
+        place: Place,
+        samples: Samples,
+        exchange: Mapping[str, torch.Tensor] | None = None,
+    ) -> bool | None:
+        """Run a segment from where the engine is; returns whether the exchange made a change."""
+        engine.enter(self._shard(place.shard))
+        first = self._timeline.span(place).first
+        if exchange is None:
+            engine.run(first, samples.tensors())
+            return None
+        other, changed = engine.gradients_of(first, exchange), list[bool]()
+
+        def compare() -> None:
+            changed.append(not all(map(_same, engine.gradients(), other)))
+
+        engine.run(first, samples.tensors(), seen=compare)
+        return any(changed)
+
+    def _settled(
+        self, engine: Engine, place: Place, state: State, samples: Samples, end: State
+    ) -> bool:
+        """Whether the segment comes out the same a second time: kernels need not be exact."""
+        again = self._run(engine, place, state, samples)
+        return digest_of(again.model) == digest_of(end.model)
+
+    def _compared(
+        self,
+        engine: Engine,
+        place: Place,
+        state: State,
+        samples: Samples,
+        end: State,
+        shown: State,
+    ) -> Check:
+        """A segment that came out otherwise than recorded: by rounding, or by a lie?"""
+
+        def repeat(number: int) -> State:
+            rest = calibration.Jittered(state.rest, number) if state.rest is not None else None
+            start = State(calibration.Jittered(state.model, number), rest)
+            return self._run(engine, place, start, samples)
+
+        if name := calibration.unlike(end, shown, self._parts):
+            detail = f"ended with another {name[:200]} than was recorded"
+            return _failed("segment", detail, place.shard)
+        most = self._timeline.recipe.tolerance / MILLION
+        found = calibration.calibrate(end, state, repeat, shown=shown, parts=self._parts, most=most)
+        if found.close:
+            went = (
+                calibration.model_move(state.model, shown.model, self._parts),
+                calibration.rest_move(state, shown, self._parts),
+            )
+            return self._moved(place, went, found)
+        detail = f"ended {found.distance:.3g} of its move away from what was recorded "
+        detail += f"({found.part}); {found.allowed:.3g} is allowed, honest repetitions differ by "
+        detail += f"{found.drift:.3g}"
+        if found.honest:
+            advice = "Verify on a platform like the prover's; here rounding alone goes as far."
+            return _open("segment", detail, place.shard, advice)
+        return _failed("segment", detail, place.shard)
+
+    def _moved(
+        self, place: Place, went: tuple[int, int], comparison: calibration.Comparison | None
+    ) -> Check:
+        """A segment that came out as recorded; its recorded moves must be the true ones, too."""
+        record, span = self._timeline.records[place.shard], self._timeline.span(place)
+        for what, said, moved in zip(
+            ("weights", "optimizer's state"), record.moves[place.segment], went, strict=True
+        ):
+            if not _alike(said, moved):
+                detail = f"moved the {what} by {_length(moved)}; the record says {_length(said)}"
+                return _failed("segment", detail, place.shard)
+        detail = f"{counted(span.steps, 'step')}, run again, the same to the bit"
+        figures: dict[str, float | int | str] = {"move": went[0] / MOVE_ONE}
+        if comparison:
+            detail = f"{counted(span.steps, 'step')}, run again on another platform, "
+            detail += f"{comparison.distance:.2g} of its move apart ({comparison.allowed:.2g} "
+            detail += "allowed)"
+            figures |= {"distance": comparison.distance, "allowed": comparison.allowed}
+        return Check("segment", Status.PASSED, detail, place.shard, figures=figures, level=LEVEL)
+
+    def _shard(self, number: int) -> Shard:
+        before = self._timeline.before(number)
+        return Shard(number, self.seed(number), before, self._nonces[number])
+
+    def _prepared(self, record: Record) -> Engine:
+        """The engine, on the device that a shard was trained on, if such a device is here."""
+        device = platform.device_for(record.platform, self._device)
+        if self._engine is None or self._engine.device != device:
+            recipe, terms = self._timeline.recipe, self._manifest.terms
+            self._engine = Engine(self._task, terms, self._carrier, recipe, device=device)
+        return self._engine
+
+
+def _same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return torch.equal(one, other)
+
+
+def _held(state: State) -> State:
+    """A copy of a state that will change."""
+    rest = HeldCheckpoint.copy_of(state.rest) if state.rest is not None else None
+    return State(HeldCheckpoint.copy_of(state.model), rest)
+
+
+def _alike(said: int, went: int) -> bool:
+    """Whether a recorded move is the true one, up to rounding."""
+    return abs(said - went) <= _MOVE_TOLERANCE * went + 1
+
+
+def _length(move: int) -> str:
+    return "an endless move" if move == SATURATED else f"{move / MOVE_ONE:.4g}"
+
+
+def _failed(name: str, detail: str, shard: int) -> Check:
+    return Check(name, Status.FAILED, detail, shard, level=LEVEL)
+
+
+def _open(name: str, detail: str, shard: int, advice: str) -> Check:
+    return Check(name, Status.UNDECIDED, detail, shard, advice=advice, level=LEVEL)

@@ -1,0 +1,181 @@
+"""Reading an answer: states and samples that a prover shows, bound to what was committed before.
+
+An answer is hostile. Its files have names and sizes that follow from the challenge and the terms,
+headers are compared and not parsed, and each file is read once: what is hashed is what is used.
+"""
+
+import os
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from polo.errors import FormatError, LimitError, StoreError
+from polo.evidence.replay.order import Order
+from polo.evidence.replay.record import Boundary
+from polo.evidence.replay.samples import (
+    SampleOpening,
+    check_opening,
+    load_opening,
+    tensors,
+)
+from polo.evidence.replay.state import NO_STATE, digest_of
+from polo.protocol.challenge import Answer, Challenge, Place, sealing_file
+from polo.protocol.effort import Column
+from polo.protocol.layout import Layout
+from polo.weights.checkpoint import Checkpoint
+from polo.weights.files import FileCheckpoint, open_plain
+
+ANSWER_FILE = "answer.json"
+MAX_ANSWER_FILE = 4 * 2**20
+
+
+class HeldCheckpoint:
+    """A checkpoint whose bytes are in memory."""
+
+    def __init__(self, layout: Layout, data: bytes | bytearray) -> None:
+        self.layout = layout
+        self._data = memoryview(data)
+
+    @classmethod
+    def read_from(cls, path: Path, layout: Layout) -> "HeldCheckpoint":
+        """Read a file of a known layout, once; any other size or header is refused."""
+        with FileCheckpoint.canonical(path, layout) as file:
+            return cls.copy_of(file)
+
+    @classmethod
+    def copy_of(cls, checkpoint: Checkpoint) -> "HeldCheckpoint":
+        """A copy of a checkpoint that may change."""
+        layout = checkpoint.layout
+        data = bytearray(layout.size)
+        for at, (tensor, start) in enumerate(zip(layout.tensors, layout.offsets, strict=True)):
+            data[start : start + tensor.size] = checkpoint.read(at, 0, tensor.size)
+        return cls(layout, data)
+
+    def read(self, tensor: int, start: int, stop: int) -> memoryview:
+        """Bytes `start` to `stop` of a tensor's canonical bytes."""
+        at = self.layout.offsets[tensor]
+        return self._data[at + start : at + stop]
+
+
+@dataclass(frozen=True)
+class State:
+    """A training state that was shown: weights, and the optimizer's tensors if it has any."""
+
+    model: Checkpoint
+    rest: Checkpoint | None
+
+    @classmethod
+    def copy_of(cls, model: Checkpoint, rest: Checkpoint | None) -> "State":
+        """A copy of a state that may change."""
+        held = None if rest is None else HeldCheckpoint.copy_of(rest)
+        return cls(HeldCheckpoint.copy_of(model), held)
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The samples of one segment."""
+
+    opening: SampleOpening
+    batches: tuple[np.ndarray[tuple[int], np.dtype[np.intp]], ...]
+
+    def tensors(self) -> Iterator[Mapping[str, torch.Tensor]]:
+        """The batches, one after the other."""
+        rows = self.opening.rows
+        for places in self.batches:
+            yield tensors({name: values[places] for name, values in rows.items()})
+
+    def exchanged(self, draw: random.Random) -> Mapping[str, torch.Tensor] | None:
+        """The first batch with one sample in the place of another; None if all are alike."""
+        places, contents = self.batches[0].copy(), list(self.opening.contents().values())
+        at = draw.randrange(len(places))
+        others = [row for row, found in enumerate(contents) if found != contents[places[at]]]
+        if not others:
+            return None
+        places[at] = draw.choice(others)
+        return tensors({name: values[places] for name, values in self.opening.rows.items()})
+
+
+class Shown:
+    """The folder of an answer.
+
+    Args:
+        folder: The folder.
+        challenge: The challenge that it answers.
+        layout: The model's layout.
+        rest: The layout of the optimizer's state after at least one step; None if it has none.
+    """
+
+    def __init__(
+        self, folder: Path, challenge: Challenge, layout: Layout, rest: Layout | None
+    ) -> None:
+        self._folder = folder
+        self._challenge = challenge
+        self._layout = layout
+        self._rest = rest
+
+    def record(self) -> Answer:
+        """The signed part of the answer; its signature is not checked here."""
+        with open_plain(self._folder / ANSWER_FILE) as file:
+            data = file.read(MAX_ANSWER_FILE + 1)
+        if len(data) > MAX_ANSWER_FILE:
+            raise LimitError(f"more than {MAX_ANSWER_FILE} bytes", place=ANSWER_FILE)
+        answer = Answer.from_bytes(data, ANSWER_FILE)
+        if answer.challenge != self._challenge.digest:
+            raise FormatError("it answers another challenge", place=ANSWER_FILE)
+        return answer
+
+    def start(self, place: Place, recorded: Boundary) -> State:
+        """The state that a segment starts from."""
+        untouched = place == Place(1, 0)
+        return self._state(place, "", recorded, None if untouched else self._rest)
+
+    def end(self, place: Place, recorded: Boundary) -> State:
+        """The state that a segment ends with."""
+        return self._state(place, "end-", recorded, self._rest)
+
+    def sealing(self, shard: int, recorded: Boundary) -> HeldCheckpoint:
+        """The weights before the sealing of a shard."""
+        return self._bound(sealing_file(shard), self._layout, recorded.model)
+
+    def samples(
+        self, place: Place, order: Order, steps: range, columns: tuple[Column, ...], root: bytes
+    ) -> Samples:
+        """The samples of a segment, in the order that the nonce fixes."""
+        name = place.file("samples")
+        indices = order.distinct(steps)
+        opening = load_opening(
+            self._file(name), columns, indices, samples=order.samples, place=name
+        )
+        check_opening(opening, indices, root, order.samples, columns, place=name)
+        batches = tuple(np.searchsorted(indices, order.batch(step)) for step in steps)
+        return Samples(opening, batches)
+
+    def _state(self, place: Place, prefix: str, recorded: Boundary, rest: Layout | None) -> State:
+        model = self._bound(place.file(f"{prefix}model"), self._layout, recorded.model)
+        name = place.file(f"{prefix}rest")
+        if rest is None:
+            if recorded.rest != NO_STATE:
+                raise FormatError("the record has a state that this optimizer lacks", place=name)
+            return State(model, None)
+        return State(model, self._bound(name, rest, recorded.rest))
+
+    def _bound(self, name: str, layout: Layout, digest: bytes) -> HeldCheckpoint:
+        """A file whose digest is the recorded one."""
+        try:
+            held = HeldCheckpoint.read_from(self._file(name), layout)
+        except (FormatError, StoreError) as error:
+            # Where the verifier keeps the answer is nobody's concern.
+            raise type(error)(error.message, place=name) from error
+        if digest_of(held) != digest:
+            raise FormatError("is not the state that was recorded", place=name)
+        return held
+
+    def _file(self, name: str) -> Path:
+        path = self._folder / name
+        if not os.path.lexists(path):
+            raise StoreError("was asked for and is not shown", place=name)
+        return path

@@ -1,0 +1,168 @@
+"""The records of a whole chain, one after the other, and what must hold before anything is run.
+
+Segments lie end to end: the end of one is the start of the next, across shards through the
+sealing. Whoever would leave steps out must break a digest, and a verifier who draws a segment
+finds out.
+"""
+
+import heapq
+import itertools
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Self
+
+from polo.checks import Check, Status, counted
+from polo.errors import FormatError, LimitError, TermsError
+from polo.evidence.replay.recipe import Recipe
+from polo.evidence.replay.record import Record, load, segments_of, span_of
+from polo.evidence.replay.state import MOVE_ONE, NO_STATE
+from polo.protocol.challenge import Place
+from polo.protocol.records import Manifest
+from polo.storage.folder import ProofFolder, evidence_path
+
+LEVEL = "replay"
+
+MAX_SEGMENTS = 2**20
+"""Most segments of a whole chain, so that records take little memory."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """The steps of one segment.
+
+    Attributes:
+        place: The segment.
+        first: Its first step within the shard, from 0.
+        steps: How many steps it has.
+    """
+
+    place: Place
+    first: int
+    steps: int
+
+
+class Timeline:
+    """Every recorded boundary of a chain."""
+
+    def __init__(self, manifest: Manifest, recipe: Recipe, records: dict[int, Record]) -> None:
+        self.manifest = manifest
+        self.recipe = recipe
+        self.records = records
+        self._before = [0, *itertools.accumulate(shard.steps for shard in manifest.shards)]
+        # Segments before each shard.
+        counts = (record.segments for record in records.values())
+        self._until = [0, *itertools.accumulate(counts)]
+
+    @classmethod
+    def load(cls, folder: ProofFolder, manifest: Manifest) -> Self:
+        """Read the records of a proof; one that is not as the manifest says is refused."""
+        recipe = recipe_of(manifest)
+        records: dict[int, Record] = {}
+        total = 0
+        for number, shard in enumerate(manifest.shards, start=1):
+            place = evidence_path(LEVEL, number)
+            if not shard.steps:
+                raise FormatError("a shard without a step has nothing to record", place=place)
+            segments = segments_of(shard.steps, recipe.every)
+            total += segments
+            if total > MAX_SEGMENTS:
+                raise LimitError(f"more than {MAX_SEGMENTS} segments in the chain", place=place)
+            record = load(folder.file(place), segments, place)
+            if shard.evidence.get(LEVEL) != record.digest:
+                raise FormatError("is not the record that the shard commits to", place=place)
+            records[number] = record
+        return cls(manifest, recipe, records)
+
+    @property
+    def segments(self) -> int:
+        """Number of segments of the whole chain."""
+        return self._until[-1]
+
+    def place(self, number: int) -> Place:
+        """A segment by its number in the whole chain, from 0."""
+        shard = bisect_right(self._until, number)
+        return Place(shard, number - self._until[shard - 1])
+
+    def has(self, place: Place) -> bool:
+        """Whether there is such a segment."""
+        record = self.records.get(place.shard)
+        return record is not None and place.segment < record.segments
+
+    @property
+    def steps(self) -> int:
+        """Steps of the whole chain."""
+        return self._before[-1]
+
+    def before(self, shard: int) -> int:
+        """Steps of the whole chain before a shard."""
+        return self._before[shard - 1]
+
+    def span(self, place: Place) -> Span:
+        """The steps of a segment."""
+        steps = self.manifest.shards[place.shard - 1].steps
+        first, count = span_of(place.segment, steps, self.recipe.every)
+        return Span(place, first, count)
+
+    def required(self) -> set[Place]:
+        """Segments that are always run again: the first one, and the largest moves of each kind.
+
+        With each large move of the model comes the segment before it. A made-up momentum sets the
+        weights moving only in the segment after the one that was faked to get it, and that one
+        is right in itself.
+        """
+        wanted = {0} if self.records else set()
+        for kind in (0, 1):
+            moves = (pair[kind] for record in self.records.values() for pair in record.moves[:-1])
+            numbered = heapq.nlargest(self.recipe.top, enumerate(moves), key=lambda found: found[1])
+            for number, _ in numbered:
+                wanted |= {number} if kind else {number, max(0, number - 1)}
+        return {self.place(number) for number in wanted}
+
+    def required_sealings(self) -> set[int]:
+        """The sealing with the largest move, which is always run again."""
+        moves = {shard: record.moves[-1][0] for shard, record in self.records.items()}
+        return {max(moves, key=moves.__getitem__)} if moves else set()
+
+    def checks(self) -> Iterator[Check]:
+        """What must hold of the records alone."""
+        faults: dict[int, list[str]] = {}
+        for shard, detail in (*self._links(), *self._repeats()):
+            faults.setdefault(shard, []).append(detail)
+        for shard, record in self.records.items():
+            figures: dict[str, float | int | str] = {
+                "segments": record.segments,
+                "steps": self.manifest.shards[shard - 1].steps,
+                "largest": max((model for model, _ in record.moves[:-1]), default=0) / MOVE_ONE,
+            }
+            fine = f"{counted(record.segments, 'segment')} lie end to end, no state comes twice"
+            status = Status.FAILED if shard in faults else Status.PASSED
+            for detail in faults.get(shard, [fine]):
+                yield Check("record", status, detail, shard, figures=figures, level=LEVEL)
+
+    def _links(self) -> Iterator[tuple[int, str]]:
+        rest = NO_STATE
+        for shard, record in self.records.items():
+            if record.boundaries[0].rest != rest:
+                wanted = f"what shard {shard - 1} ended with"
+                wanted = wanted if shard > 1 else "that of an untouched optimizer"
+                yield shard, f"the optimizer's state at its start is not {wanted}"
+            rest = record.boundaries[-1].rest
+
+    def _repeats(self) -> Iterator[tuple[int, str]]:
+        seen: dict[bytes, tuple[int, int]] = {}
+        for shard, record in self.records.items():
+            for at, boundary in enumerate(record.boundaries):
+                first = seen.setdefault(boundary.model, (at, shard))
+                if first != (at, shard):
+                    earlier = f"boundary {first[0]} of shard {first[1]}"
+                    yield shard, f"the model at its boundary {at} is that of {earlier} again"
+                    break
+
+
+def recipe_of(manifest: Manifest) -> Recipe:
+    """What the terms say about level replay."""
+    for item in manifest.terms.evidence:
+        if item.level == LEVEL:
+            return Recipe.from_settings(item.settings, "terms.evidence.replay")
+    raise TermsError("the terms do not ask for replay, so no step was recorded", place="terms")

@@ -1,0 +1,164 @@
+"""The prover's side of level replay: the declared rates and order, and the record of states."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from polo.errors import ChainError, TermsError, WeightsError
+from polo.evidence.replay.data import DataSource
+from polo.evidence.replay.order import Order, Sampler, seed_generators
+from polo.evidence.replay.recipe import Recipe
+from polo.evidence.replay.record import Record
+from polo.evidence.replay.recorder import Recorder
+from polo.evidence.replay.state import named_state, parameter_names
+from polo.evidence.replay.timeline import LEVEL
+from polo.protocol.records import Terms
+from polo.storage import atomic
+from polo.storage.folder import rest_path
+from polo.weights.checkpoint import MemoryCheckpoint
+from polo.weights.files import write_checkpoint
+
+
+def recording_of(terms: Terms, data: DataSource | None) -> "Recording | None":
+    """What records a run under these terms; None if they do not ask for replay."""
+    for item in terms.evidence:
+        if item.level == LEVEL:
+            return Recording(Recipe.from_settings(item.settings, "terms"), terms, data)
+    return None
+
+
+class Recording:
+    """Keeps a run to its recipe, and records it shard by shard.
+
+    Attributes:
+        recipe: How every step is done.
+        sampler: The order of samples.
+    """
+
+    def __init__(self, recipe: Recipe, terms: Terms, data: DataSource | None) -> None:
+        if data is None:
+            raise TermsError(
+                "the terms ask for replay, so the prover must know the data",
+                advice="Give it: Prover(..., data=polo.DataSource.load(FOLDER, arrays)).",
+            )
+        if data.root != terms.data or data.samples != recipe.samples:
+            raise TermsError(
+                "the data are not those that the terms name by their root",
+                advice="Load the same arrays, with the secret that made the enrolled data.json.",
+            )
+        self.recipe = recipe
+        self._order: Order | None = None
+        self._still: dict[str, torch.Tensor] = {}
+        self._recorder: Recorder | None = None
+        self._step = 0
+        self.sampler = Sampler(self._position)
+
+    @property
+    def seconds(self) -> float:
+        """How long training has waited for the recorder."""
+        return self._recorder.seconds if self._recorder else 0.0
+
+    def attach(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, also: Mapping[str, Any]
+    ) -> None:
+        """Refuse what could not be run again, and get ready to record."""
+        if also:
+            raise TermsError(
+                f"{', '.join(also)}: replay knows no state beside model and optimizer",
+                advice="Learning rates come from the terms; leave schedulers and scalers out.",
+            )
+        self.recipe.check_optimizer(optimizer, model)
+        self.close()
+        self._model, self._optimizer = model, optimizer
+        self._recorder = Recorder(model, optimizer, self.recipe.every)
+
+    def begin(self, seed: bytes, *, first: bool) -> None:
+        """A shard begins."""
+        if first and self._optimizer.state:
+            raise ChainError(
+                "the optimizer has been used before, so the first step could not be run again",
+                advice="Make a new optimizer for this proof.",
+            )
+        self._order = Order(seed, self.recipe.samples, self.recipe.batch)
+        self._recording().start()
+        self._seed(0)
+
+    def before_step(self, step: int) -> None:
+        """Set the rate of a step of the whole chain."""
+        self.recipe.set_rate(self._optimizer, step)
+
+    def after_step(self, steps: int) -> None:
+        """So many steps of the shard are done."""
+        if steps == 1:
+            self._check_state()
+        self._recording().after_step()
+        self._seed(steps)
+
+    def finish(self) -> None:
+        """The shard's steps are over; its sealing follows."""
+        self._recording().finish()
+        self._still = {name: value.clone() for name, value in self._model.named_buffers()}
+
+    def check_sealing(self) -> None:
+        """Refuse a sealing in which anything but trained weights has changed."""
+        changed = [
+            name
+            for name, value in self._model.named_buffers()
+            if name in self._still and not torch.equal(value, self._still[name])
+        ]
+        for name in changed:
+            self._model.get_buffer(name).copy_(self._still[name])
+        if changed:
+            raise ChainError(
+                f"evaluate() has changed {changed[0]}, so the sealing could not be done again",
+                advice="Put the model into evaluation mode there: model.eval().",
+            )
+
+    def sealed(self) -> Record:
+        """The record of the shard, whose sealing has just edited the model."""
+        return self._recording().sealed(self._model)
+
+    def keep_rest(self, state_path: Path, shard: int) -> None:
+        """Keep the optimizer's state at the end of a shard, to recompute the next one from."""
+        _, rest = named_state(self._model, self._optimizer)
+        if rest:
+            with atomic.replacing(state_path / rest_path(shard), mode=0o600) as file:
+                write_checkpoint(MemoryCheckpoint(rest), file.write)
+
+    def close(self) -> None:
+        """Stop recording; what was not sealed is lost."""
+        if self._recorder:
+            self._recorder.abandon()
+
+    def _check_state(self) -> None:
+        """Refuse an optimizer's state that not every trained parameter has."""
+        names = parameter_names(self._model)
+        idle = [
+            names[id(parameter)]
+            for group in self._optimizer.param_groups
+            for parameter in group["params"]
+            if parameter.grad is None
+        ]
+        if idle and self._optimizer.state:
+            raise WeightsError(
+                "got no gradient in this step; replay needs a state of every parameter that is "
+                "trained",
+                place=idle[0][:200],
+                advice="Freeze it (requires_grad_(False)) in the task's build_model, or use it.",
+            )
+
+    def _seed(self, steps: int) -> None:
+        assert self._order is not None
+        self._step = steps
+        seed_generators(self._order.seed(steps))
+
+    def _position(self) -> tuple[Order, int]:
+        if self._order is None:
+            raise ChainError("the order of samples is known once attach() was called")
+        return self._order, self._step
+
+    def _recording(self) -> Recorder:
+        assert self._recorder is not None
+        return self._recorder

@@ -1,0 +1,74 @@
+"""A single graft: real training, but for one place where the weights become somebody else's."""
+
+from functools import partial
+from pathlib import Path
+
+from polo_lab.attacks.effort.carrying import can_carry, loaded
+from polo_lab.attacks.effort.forging import Claim, Forgery
+from polo_lab.attacks.effort.snapshot import Snapshot
+from polo_lab.effort.case import Attempt, Case
+
+KINDS = ("denied", "admitted", "momentum", "sealing")
+
+
+class Graft:
+    """Everything is trained, except that one segment or sealing leads to the stolen weights.
+
+    Args:
+        kind: `denied` claims an ordinary move for the jump, `admitted` the true one; `momentum`
+            makes up an optimizer's state that carries the weights over; `sealing` hides the jump
+            in finishing step and noise.
+    """
+
+    knowledge = "a finished model of the task"
+    data = "the task's own"
+
+    def __init__(self, kind: str = "denied") -> None:
+        self._kind = kind
+        self.name = f"single graft, {kind}"
+        how = {
+            "denied": "in one segment, for which an ordinary move is claimed",
+            "admitted": "in one segment, for which the true move is claimed",
+            "momentum": "by a made-up state of the optimizer, which honest steps then follow",
+            "sealing": "in one sealing, for which an ordinary move is claimed",
+        }
+        self.description = f"trains all steps, but goes to the stolen weights {how[kind]}"
+
+    def run(self, case: Case, folder: Path) -> Attempt:
+        """See `Attack`."""
+        stolen = case.victim.state
+        forgery = Forgery(case, folder)
+        forgery.begin()
+        place = max(1, forgery.shards // 2)
+        kind = self._kind
+        if kind == "momentum" and not can_carry(forgery):
+            kind = "denied"
+        for number in range(1, forgery.shards + 1):
+            if number != place:
+                forgery.train(forgery.segments)
+                forgery.seal()
+            elif kind == "sealing":
+                forgery.train(forgery.segments)
+                forgery.seal(hidden=forgery.now.with_model(stolen))
+            else:
+                forgery.train(forgery.segments // 2)
+                self._graft(forgery, kind)
+                forgery.train(forgery.segments - forgery.segment)
+                forgery.seal()
+        return forgery.finish("" if kind == self._kind else "this optimizer has no momentum")
+
+    def _graft(self, forgery: Forgery, kind: str) -> None:
+        stolen = forgery.case.victim.state
+        if kind == "momentum":
+            steps = forgery.steps - (forgery.segment + 1) * forgery.recipe.every
+            forgery.train_and_edit(partial(loaded, forgery, stolen, steps), usual(forgery))
+            return
+        claim = usual(forgery) if kind == "denied" else None
+        target: Snapshot = forgery.now.with_model(stolen)
+        forgery.jump(forgery.pressed(target), claim)
+
+
+def usual(forgery: Forgery) -> Claim:
+    """The middle of the moves so far in the shard: what nobody looks twice at."""
+    middle = [sorted(kind)[len(kind) // 2] for kind in zip(*forgery.claims, strict=True)]
+    return middle[0], middle[1]

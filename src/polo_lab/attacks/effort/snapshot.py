@@ -1,0 +1,100 @@
+"""A training state that a forger keeps, compares and edits."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from polo.evidence.replay.engine import Engine
+from polo.evidence.replay.state import moves, named_rest, parameter_names
+from polo.weights.checkpoint import MemoryCheckpoint
+from polo_lab.attacks.state import State
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Model and optimizer at one moment, in memory of their own.
+
+    Attributes:
+        model: The model's tensors, as `state_dict` gives them.
+        rest: The optimizer's, as `KEY/PARAMETER`; empty before its first step.
+    """
+
+    model: State
+    rest: State = field(default_factory=dict)
+
+    def checkpoints(self) -> tuple[MemoryCheckpoint, MemoryCheckpoint | None]:
+        """As engine and digests take it."""
+        return MemoryCheckpoint(self.model), MemoryCheckpoint(self.rest) if self.rest else None
+
+    def moved_to(self, other: "Snapshot") -> tuple[int, int]:
+        """The moves that an honest record has for going from here to there."""
+        ends = [(_untied(at.model), dict(at.rest)) for at in (self, other)]
+        return moves(*ends)
+
+    def with_model(self, model: State) -> "Snapshot":
+        """The same optimizer beside another model."""
+        return replace(self, model=copied(model))
+
+    def edited(
+        self, edit: Callable[[str, torch.Tensor], torch.Tensor], *, names: frozenset[str]
+    ) -> "Snapshot":
+        """A copy in which some of the model's tensors are edited, by name."""
+        model = copied(self.model)
+        done: set[int] = set()
+        with torch.no_grad():
+            for name, tensor in model.items():
+                if name in names and tensor.data_ptr() not in done:
+                    done.add(tensor.data_ptr())
+                    tensor.copy_(edit(name, tensor))
+        return replace(self, model=model)
+
+
+def taken(engine: Engine) -> Snapshot:
+    """The state that an engine is in."""
+    rest = named_rest(parameter_names(engine.model), engine.optimizer)
+    return Snapshot(copied(engine.model.state_dict()), copied(rest))
+
+
+def put(engine: Engine, snapshot: Snapshot) -> None:
+    """Put an engine into a state."""
+    engine.restore(*snapshot.checkpoints())
+
+
+def copied(state: State) -> dict[str, torch.Tensor]:
+    """Tensors in memory of their own; tied ones stay tied."""
+    made: dict[tuple[int, tuple[int, ...]], torch.Tensor] = {}
+    for tensor in state.values():
+        key = tensor.data_ptr(), tuple(tensor.shape)
+        if key not in made or not tensor.numel():
+            made[key] = tensor.detach().clone()
+    return {name: made[tensor.data_ptr(), tuple(tensor.shape)] for name, tensor in state.items()}
+
+
+def between(one: State, other: State, share: float) -> dict[str, torch.Tensor]:
+    """The model at a share of the straight way; counters are those of the nearer end."""
+    state = copied(one if share < 0.5 else other)
+    with torch.no_grad():
+        for name, tensor in state.items():
+            if tensor.is_floating_point():
+                tensor.copy_(torch.lerp(one[name].double(), other[name].double(), share))
+    return state
+
+
+def distance(one: State, other: State) -> float:
+    """Euclidean distance of two models' floating tensors."""
+    a, b = _untied(one), _untied(other)
+    gaps = (
+        (a[name].double() - b[name].double()).square().sum()
+        for name in a
+        if a[name].is_floating_point()
+    )
+    return math.sqrt(float(sum(gaps)))
+
+
+def _untied(state: State) -> dict[str, torch.Tensor]:
+    found: dict[int, str] = {}
+    for name in sorted(state, key=str.encode):
+        found.setdefault(state[name].data_ptr(), name)
+    return {name: state[name] for name in found.values()}

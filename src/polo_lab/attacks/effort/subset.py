@@ -1,0 +1,108 @@
+"""Tiny subset: a few samples, declared as many.
+
+Copies under different salts cost the same steps as different samples would, unless the forger adds
+up what is alike: a pass for each distinct sample instead of one for each row. Copies that differ in
+their last bits only are not told by their hashes; what they are off by looks like rounding.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import nn
+from torch.nn import functional
+
+from polo_lab.attacks.effort.forging import Forgery
+from polo_lab.attacks.effort.machines import foreign
+from polo_lab.attacks.effort.walking import rows_meet
+from polo_lab.effort.case import Attempt, Case
+
+
+class TinySubset:
+    """Training on a few samples that are repeated.
+
+    Args:
+        distinct: How many there are.
+        varied: Whether copies differ in their last bits.
+    """
+
+    knowledge = "the task"
+    data = "a few samples of the task"
+
+    def __init__(self, distinct: int = 16, *, varied: bool = True) -> None:
+        self._distinct = distinct
+        self._varied = varied
+        self.name = f"tiny subset of {distinct}, {'varied' if varied else 'plain'} copies"
+        self.description = (
+            f"commits to {distinct} samples, repeated"
+            + (" with their last bits changed" if varied else "")
+            + ", and takes each of them once per step, as often as it counts"
+        )
+
+    def run(self, case: Case, folder: Path) -> Attempt:
+        """See `Attack`."""
+        which = np.arange(case.samples) % min(self._distinct, case.samples)
+        chosen = _spread(case, which.max() + 1)
+        columns = {name: values[chosen[which]] for name, values in case.columns.items()}
+        if self._varied:
+            _vary(columns, len(chosen))
+        who = case.enrol(f"attacker with {self.name}", columns)
+        forgery = Forgery(case, folder, who=who, machine=foreign())
+        model = forgery.engine.model
+        if not rows_meet(model):
+            step = _Weighted()
+
+            def once(indices: ArrayLike) -> dict[str, torch.Tensor]:
+                found, times = np.unique(which[np.asarray(indices)], return_counts=True)
+                step.weights = torch.from_numpy(times / times.sum()).float()
+                return who.source.batch(found)
+
+            forgery.batch, forgery.task.step = once, step
+        forgery.begin()
+        for _ in range(forgery.shards):
+            forgery.train(forgery.segments)
+            forgery.seal()
+        return forgery.finish("rows meet in the model" if rows_meet(model) else "")
+
+
+class _Weighted:
+    """A step on samples that count several times."""
+
+    def __init__(self) -> None:
+        self.weights = torch.ones(1)
+
+    def __call__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Mapping[str, torch.Tensor]
+    ) -> None:
+        model.train()
+        optimizer.zero_grad()
+        inputs = next(value for name, value in sorted(batch.items()) if name != "label")
+        scores, labels = model(inputs), batch["label"]
+        each = functional.cross_entropy(
+            scores.flatten(0, -2), labels.flatten(), reduction="none"
+        ).reshape(len(labels), -1)
+        (each.mean(1) * self.weights).sum().backward()
+        optimizer.step()
+
+
+def _spread(case: Case, count: int) -> np.ndarray:
+    """So many samples with as many labels among them as there are."""
+    labels = case.columns["label"].reshape(case.samples, -1)[:, 0]
+    drawn = np.random.default_rng(case.seed).permutation(case.samples)
+    rank = np.zeros(case.samples, dtype=np.int64)
+    for label in np.unique(labels):
+        own = drawn[labels[drawn] == label]
+        rank[own] = np.arange(len(own))
+    return np.argsort(rank, kind="stable")[:count]
+
+
+def _vary(columns: dict[str, np.ndarray], first: int) -> None:
+    """Change last bits where there are any to spare."""
+    for name, values in columns.items():
+        if np.issubdtype(values.dtype, np.floating):
+            drawn = np.random.default_rng(first).integers(-2, 3, values.shape)
+            columns[name] = (values + drawn * np.spacing(np.abs(values) + 1e-3)).astype(
+                values.dtype
+            )

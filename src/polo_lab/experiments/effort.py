@@ -1,0 +1,219 @@
+"""Honest runs and attacks on evidence of effort, in parallel, each recorded when it is done.
+
+A unit of work is one case: an honest run, which is judged, and the attacks that are made on it,
+so that every attack's cost is measured beside the honest training that it is compared with.
+"""
+
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+
+from polo_lab.attacks.effort import ATTACKS
+from polo_lab.effort.case import Attack, Attempt, Case
+from polo_lab.effort.catalogue import SMALL, Key, keys
+from polo_lab.effort.judging import Judgement, judge
+from polo_lab.effort.training import Trained, respond
+from polo_lab.experiments import machine, rows
+from polo_lab.experiments.rows import HONEST, Row
+
+PER_ATTACK = 30
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A case and what is measured on it: `honest`, or names of attacks."""
+
+    key: Key
+    runs: tuple[str, ...]
+
+
+def units(
+    honest: int,
+    attacked: int,
+    *,
+    tasks: tuple[str, ...] = tuple(SMALL),
+    attacks: Sequence[str] = (),
+    per_attack: int = PER_ATTACK,
+) -> list[Unit]:
+    """The work: so many honest runs, and attacks spread over their cases.
+
+    Args:
+        honest: Honest runs, each a case of its own.
+        attacked: Attacked runs in all, at least.
+        tasks: Tasks to take.
+        attacks: Attacks by name; by default all.
+        per_attack: Runs of each attack, at least.
+    """
+    names = list(attacks) or [attack.name for attack in ATTACKS]
+    each = max(per_attack, -(-attacked // len(names)))
+    if each > honest:
+        raise ValueError(f"{each} runs of each attack need as many honest runs, not {honest}")
+    chosen: list[list[str]] = [[HONEST] for _ in range(honest)]
+    for name in names:
+        for at in np.random.default_rng(list(name.encode())).permutation(honest)[:each]:
+            chosen[at].append(name)
+    return [Unit(key, tuple(runs)) for key, runs in zip(keys(honest, tasks), chosen, strict=True)]
+
+
+def run(work: Iterable[Unit], *, workers: int, out: Path, minutes: float = 0) -> int:
+    """Measure what is not recorded yet; 1 if something came out as it must not, or is missing.
+
+    Args:
+        work: The units.
+        workers: Processes.
+        out: The file of JSON lines to add to.
+        minutes: Begin no unit after so many minutes; 0 for no limit. What is left is taken up by
+            the next call.
+    """
+    _, known = rows.read(out)
+    pending = list(_missing(work, known))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + 60 * minutes if minutes else float("inf")
+    with out.open("a", encoding="utf-8") as file:
+        # A line that was cut must not swallow the next one.
+        file.write("\n")
+        _write(file, {"run": _header(workers)})
+        done = [
+            row for found in _measured(pending, workers, deadline) for row in _kept(file, found)
+        ]
+    left = sum(len(unit.runs) for unit in pending) - len(done)
+    return _summary([*known, *done], left)
+
+
+def measure(unit: Unit) -> list[Row]:
+    """One case: the honest run, and the attacks on it."""
+    with tempfile.TemporaryDirectory(prefix="polo-lab-") as temporary:
+        case = unit.key.case(Path(temporary) / "case")
+        return [_row(case, unit.key, name, Path(temporary) / name) for name in unit.runs]
+
+
+def _row(case: Case, key: Key, name: str, folder: Path) -> Row:
+    row = Row(key.task, key.optimizer, key.schedule, key.seed, name, rows.ERROR)
+    try:
+        victim = case.victim
+        attempt = _honest(case, victim) if name == HONEST else _attack(name).run(case, folder)
+        found = judge(case, attempt, folder.with_name(f"{name}-answer"))
+    except Exception as error:
+        # Whatever breaks in one run must not take the others with it; it is recorded and counts.
+        traceback.print_exc()
+        return replace(row, note=f"{type(error).__name__}: {error}"[:200])
+    return replace(_filled(row, attempt, found), **_compared(victim, name))
+
+
+def _honest(case: Case, victim: Trained) -> Attempt:
+    return Attempt(victim.proof, respond(case.task, victim), victim.seconds, victim.steps)
+
+
+def _attack(name: str) -> Attack:
+    return next(attack for attack in ATTACKS if attack.name == name)
+
+
+def _filled(row: Row, attempt: Attempt, found: Judgement) -> Row:
+    return replace(
+        row,
+        outcome=found.outcome,
+        levels=found.levels,
+        faults=found.faults,
+        seconds=attempt.seconds,
+        steps=attempt.gradient_steps,
+        answering=found.answering,
+        verifying=found.verifying,
+        replaying=found.replaying,
+        replayed=found.replayed,
+        accuracy=found.accuracy,
+        note="; ".join(text for text in (attempt.note, found.silence) if text),
+    )
+
+
+def _compared(victim: Trained, name: str) -> dict[str, Any]:
+    return {
+        "honest_seconds": victim.seconds,
+        "honest_steps": victim.steps,
+        "honest_accuracy": victim.accuracy,
+        "waiting": victim.waiting if name == HONEST else 0.0,
+    }
+
+
+def _missing(work: Iterable[Unit], known: Sequence[Row]) -> Iterator[Unit]:
+    """What is not recorded yet; runs that broke are tried again."""
+    done = {
+        (Key(row.task, row.optimizer, row.schedule, row.seed), row.attack)
+        for row in known
+        if row.outcome != rows.ERROR
+    }
+    for unit in work:
+        if runs := tuple(name for name in unit.runs if (unit.key, name) not in done):
+            yield Unit(unit.key, runs)
+
+
+def _measured(work: list[Unit], workers: int, deadline: float) -> Iterator[list[Row]]:
+    """Rows of each unit as it is done; units are handed out one by one."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    context, waiting = multiprocessing.get_context("spawn"), iter(work)
+    with ProcessPoolExecutor(workers, context, initializer=_prepare) as pool:
+        running = {pool.submit(measure, unit) for unit in islice(waiting, workers)}
+        while running:
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            if time.monotonic() < deadline:
+                running |= {pool.submit(measure, unit) for unit in islice(waiting, len(done))}
+            yield from (future.result() for future in done)
+
+
+def _prepare() -> None:
+    """One thread for each process: together they fill the cores."""
+    import torch
+
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+
+
+def _kept(file: TextIO, found: list[Row]) -> list[Row]:
+    for row in found:
+        _write(file, {"row": row.to_json()})
+        print(f"{row.task} {row.optimizer} {row.schedule} {row.attack}: {row.outcome}", flush=True)
+    return found
+
+
+def _write(file: TextIO, value: dict[str, object]) -> None:
+    file.write(json.dumps(value, ensure_ascii=False) + "\n")
+    file.flush()
+
+
+def _header(workers: int) -> dict[str, object]:
+    return {
+        "machine": machine.describe(),
+        "command": "python -m polo_lab.experiments " + " ".join(_without_paths(sys.argv[1:])),
+        "workers": workers,
+        "began": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _without_paths(words: Sequence[str]) -> list[str]:
+    """A command as a reader would type it; no path of the recording machine is recorded."""
+    return [Path(word).name if "/" in word else word for word in words]
+
+
+def _summary(found: Sequence[Row], left: int) -> int:
+    for name, count in sorted(Counter((row.attack, row.outcome) for row in found).items()):
+        print(*name, count)
+    wrong = [row for row in found if row.wrong]
+    for row in wrong:
+        print(f"WRONG: {row}")
+    if left:
+        print(f"{left} runs are left; run the same command again")
+    return int(bool(wrong or left))

@@ -1,0 +1,39 @@
+"""The machine: a time without it means little."""
+
+import importlib.metadata
+import os
+import platform
+from pathlib import Path
+
+_PACKAGES = ("torch", "numpy", "scikit-learn", "cryptography")
+
+
+def describe() -> dict[str, object]:
+    """Processor, cores, GPU and versions."""
+    return {
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "gpu": _gpu(),
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in _PACKAGES},
+    }
+
+
+def _cpu() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.machine())
+
+
+def _gpu() -> str:
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,259 @@
+"""`python -m polo_lab.experiments.report [--record NAME=FILE]`: write docs/results.md.
+
+No figure on that page is typed by hand: run the experiments again, record them, then this.
+"""
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from polo_lab.attacks.effort import ATTACKS
+from polo_lab.effort.catalogue import TASKS
+from polo_lab.experiments import recorded
+from polo_lab.experiments.recorded import Recorded
+from polo_lab.experiments.rows import ERROR, HONEST, Row
+from polo_lab.experiments.statistics import clopper_pearson, median
+
+PAGE = Path(__file__).parents[3] / "docs" / "results.md"
+
+TERMS: dict[str, tuple[str, ...]] = {
+    "chain": (),
+    "chain, start": ("start",),
+    "chain, start, progress": ("start", "progress"),
+    "chain, start, replay": ("start", "replay"),
+    "all": ("start", "progress", "replay"),
+}
+"""Columns of the table: what terms might ask for. The paper's chain is the first."""
+
+_INTRODUCTION = """\
+# Results: evidence of effort
+
+Written by `python -m polo_lab.experiments.report` from recorded runs
+(`docs/recorded/effort-*.json`); do not edit.
+
+An honest run trains a model with a prover attached, is challenged, answers, and is verified. An
+attack makes a proof under the same terms without that training; its cost is given in seconds and in
+gradient steps, as a part of the honest run of the same case, measured in the same process right
+before it. Rejected means: not accepted, be it for a failed check or for one that could not be
+decided. Intervals are Clopper–Pearson, 95 %. An attack is *cheap* if it takes less than half of
+honest training by either measure; every cheap attack must be rejected by all levels together.
+
+Levels are judged one by one as well: a column says what terms would have said that ask for no more
+than its head names. `docs/threat-model.md` says what each level shows."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Record what was asked for, then write the page."""
+    parser = argparse.ArgumentParser(prog="python -m polo_lab.experiments.report")
+    parser.add_argument("--record", action="append", default=[], metavar="NAME=FILE")
+    for item in parser.parse_args(arguments).record:
+        name, _, lines = item.partition("=")
+        recorded.record(name, Path(lines))
+    PAGE.write_text(page(recorded.load()), encoding="utf-8")
+
+
+def page(found: Sequence[Recorded]) -> str:
+    """The page's text."""
+    parts = [_INTRODUCTION]
+    for experiment in found:
+        parts += _sections(experiment)
+    parts += ["## The attacks", *_attacks(found)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _sections(experiment: Recorded) -> Iterator[str]:
+    attacked = [row for row in experiment.rows if row.attack != HONEST]
+    honest = [row for row in experiment.rows if row.attack == HONEST]
+    title = f"{experiment.name}: {len(honest)} honest and {len(attacked)} attacked runs"
+    yield f"## {title[0].upper()}{title[1:]}"
+    yield from _setting(experiment)
+    yield "### What still passes"
+    yield _passing(attacked)
+    yield "### Attack × level: rejected runs"
+    yield _table(attacked)
+    yield "### Honest runs"
+    yield _honest(honest)
+    yield "### Error rates of single checks"
+    yield _checks(honest, attacked)
+    yield "### What it costs"
+    yield _cost(honest)
+
+
+def _setting(experiment: Recorded) -> Iterator[str]:
+    for run in _distinct(experiment.runs):
+        machine = run["machine"]
+        versions = ", ".join(f"{name} {v}" for name, v in machine["packages"].items())
+        gpu = f", {machine['gpu']}" if machine["gpu"] else ""
+        yield (
+            f"`{run['command']}` ({run['began'][:10]}) on {machine['cpu']}, {machine['cores']} "
+            f"cores{gpu}, {run['workers']} processes of one thread; Python {machine['python']}, "
+            f"{versions}."
+        )
+    named = dict.fromkeys(row.task for row in experiment.rows)
+    lines = ["Tasks:"]
+    for task in named:
+        entry, own = TASKS[task], [row for row in experiment.rows if row.task == task]
+        steps = median([row.honest_steps for row in own if row.honest_steps] or [0])
+        optimizers = ", ".join(sorted({row.optimizer for row in own}))
+        schedules = ", ".join(sorted({row.schedule for row in own}))
+        lines.append(f"- {task}: {entry.title}; {steps:.0f} steps; {optimizers}; {schedules}.")
+    yield "\n".join([lines[0], "", *lines[1:]])
+
+
+def _distinct(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Calls of the same command on the same machine are one."""
+    return list({(run["command"], str(run["machine"])): run for run in runs}.values())
+
+
+def _passing(attacked: Sequence[Row]) -> str:
+    """Attacks that all levels together accepted, the cheapest first."""
+    lines = []
+    for name, own in _by_attack(attacked):
+        passed = [row for row in own if row.accepted]
+        if passed:
+            times = median([row.time_share for row in passed])
+            steps = median([row.step_share for row in passed])
+            cheap = sum(row.cheap for row in passed)
+            lines.append(
+                (steps, f"- **{name}: {_rate(len(passed), len(own))} accepted by all levels, at "
+                f"{times:.0%} of the time and {steps:.0%} of the gradient steps of honest "
+                f"training{f'; {cheap} of them cheap' if cheap else ''}**")
+            )  # fmt: skip
+    broken = sum(row.outcome == ERROR for row in attacked)
+    note = [f"\n{broken} runs broke and are counted nowhere."] if broken else []
+    if not lines:
+        judged = len(attacked) - broken
+        rate = _rate(0, judged) if judged else "0"
+        return "\n".join([f"No attacked run was accepted by all levels: {rate}.", *note])
+    return "\n".join([text for _, text in sorted(lines)] + note)
+
+
+def _table(attacked: Sequence[Row]) -> str:
+    head = ("attack", "time", "gradient steps", "accuracy − honest", *TERMS, "95 % interval")
+    lines = []
+    for name, own in _by_attack(attacked):
+        cells = [str(sum(not row.accepted_by(*asked) for row in own)) for asked in TERMS.values()]
+        rejected = sum(not row.accepted for row in own)
+        cells[-1] = f"{rejected} of {len(own)}"
+        text = f"**{name}**" if rejected < len(own) else name
+        lines.append((text, *_costs(own), *cells, _interval(rejected, len(own))))
+    return _markdown(head, lines)
+
+
+def _costs(own: Sequence[Row]) -> tuple[str, str, str]:
+    gains = [
+        r.accuracy - r.honest_accuracy for r in own if r.accuracy is not None and r.honest_accuracy
+    ]
+    return (
+        _span([row.time_share for row in own]),
+        _span([row.step_share for row in own]),
+        f"{100 * median(gains):+.1f} points" if gains else "–",
+    )
+
+
+def _honest(honest: Sequence[Row]) -> str:
+    judged = [row for row in honest if row.outcome != ERROR]
+    kinds: dict[str, Callable[[Row], str]] = {
+        "task": lambda row: row.task,
+        "optimizer": lambda row: row.optimizer,
+        "schedule": lambda row: row.schedule,
+    }
+    lines = [("all", *_alarms(judged))] if judged else []
+    for kind, of in kinds.items():
+        for value in dict.fromkeys(map(of, judged)):
+            own = [row for row in judged if of(row) == value]
+            lines.append((f"{kind} {value}", *_alarms(own)))
+    return _markdown(("honest runs", *TERMS, "95 % interval of false alarms"), lines)
+
+
+def _alarms(own: Sequence[Row]) -> tuple[str, ...]:
+    cells = [str(sum(not row.accepted_by(*asked) for row in own)) for asked in TERMS.values()]
+    alarms = sum(not row.accepted for row in own)
+    cells[-1] = f"{alarms} of {len(own)}"
+    return (*cells, _interval(alarms, len(own)))
+
+
+def _checks(honest: Sequence[Row], attacked: Sequence[Row]) -> str:
+    """How often each check of start, progress and replay objects, to honest runs and to others."""
+    names = sorted({fault for row in (*honest, *attacked) for fault in row.faults})
+    lines = []
+    for name in names:
+        sides = [[row for row in side if row.outcome != ERROR] for side in (honest, attacked)]
+        counts = [sum(name in row.faults for row in side) for side in sides]
+        level, _, check = name.partition("/")
+        rates = [
+            _rate(hits, len(side)) if side else "–"
+            for hits, side in zip(counts, sides, strict=True)
+        ]
+        lines.append((level, check, *rates))
+    return _markdown(("level", "check", "objects to honest runs", "objects to attacks"), lines)
+
+
+def _cost(honest: Sequence[Row]) -> str:
+    head = (
+        "task", "training", "waiting for the recorder", "prover's answer", "verifier, in all",
+        "of it replay", "steps drawn",
+    )  # fmt: skip
+    lines = []
+    for task in dict.fromkeys(row.task for row in honest):
+        own = [row for row in honest if row.task == task and row.outcome != ERROR]
+        if own:
+            lines.append((task, *_times(own)))
+    return _markdown(head, lines)
+
+
+def _times(own: Sequence[Row]) -> tuple[str, ...]:
+    return (
+        f"{median([row.seconds for row in own]):.2f} s",
+        f"{median([row.waiting / row.seconds for row in own]):.1%}",
+        f"{median([row.answering / row.seconds for row in own]):.0%} of training",
+        f"{median([row.verifying / row.seconds for row in own]):.0%}",
+        f"{median([row.replaying / row.seconds for row in own]):.0%}",
+        f"{median([row.replayed / row.honest_steps for row in own]):.0%}",
+    )
+
+
+def _attacks(found: Sequence[Recorded]) -> Iterator[str]:
+    made = {row.attack for experiment in found for row in experiment.rows}
+    lines = [(a.name, a.knowledge, a.data, a.description) for a in ATTACKS if a.name in made]
+    yield _markdown(("attack", "holds", "data", "what it does"), lines)
+
+
+def _by_attack(attacked: Sequence[Row]) -> list[tuple[str, list[Row]]]:
+    """Runs that did not break, by attack; those that were accepted most often first."""
+    judged = [row for row in attacked if row.outcome != ERROR]
+    groups = {
+        name: [row for row in judged if row.attack == name]
+        for name in dict.fromkeys(row.attack for row in judged)
+    }
+
+    def accepted(item: tuple[str, list[Row]]) -> tuple[float, str]:
+        return -sum(row.accepted for row in item[1]) / len(item[1]), item[0]
+
+    return sorted(groups.items(), key=accepted)
+
+
+def _rate(hits: int, trials: int) -> str:
+    return f"{hits} of {trials} ({_interval(hits, trials)})"
+
+
+def _interval(hits: int, trials: int) -> str:
+    low, high = clopper_pearson(hits, trials)
+    return f"{100 * low:.1f} to {100 * high:.1f} %"
+
+
+def _span(values: Sequence[float]) -> str:
+    """Median, and from the least to the most."""
+    low, high = min(values), max(values)
+    text = f"{median(values):.1%}"
+    return text if high - low < 0.0005 else f"{text} ({low:.1%} to {high:.1%})"
+
+
+def _markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    table = [head, ["---"] * len(head), *lines]
+    return "\n".join("| " + " | ".join(line) + " |" for line in table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""One run as a row: how it is recorded, line by line, and read back."""
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+HONEST = "honest"
+ERROR = "error"
+CHEAP = 0.5
+"""An attack that costs less than this part of honest training must be rejected."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One honest run or one attack, and what the verifier said of it.
+
+    Attributes:
+        task: Name of the task.
+        optimizer: Its optimizer.
+        schedule: Its schedule.
+        seed: Seed of the case.
+        attack: Name of the attack, or `honest`.
+        outcome: `accepted`, `rejected` or `undecided`; `error` if the run broke.
+        levels: How the own checks of each level, and of the start, ended.
+        faults: Checks that failed or could not be decided, as `level/name`.
+        seconds: What the run took, sealing and recording included, answering not.
+        steps: Gradient steps that it took.
+        honest_seconds: What honest training of the same case took.
+        honest_steps: Its optimizer steps.
+        waiting: Seconds of an honest run in which training waited for the recorder.
+        answering: Seconds that the answer took.
+        verifying: Seconds that the verifier took, replay included.
+        replaying: Seconds of them that replay took.
+        replayed: Steps that were drawn.
+        accuracy: Accuracy of the last model, as the verifier measured it.
+        honest_accuracy: That of the honest run.
+        note: What a reader should know.
+    """
+
+    task: str
+    optimizer: str
+    schedule: str
+    seed: int
+    attack: str
+    outcome: str
+    levels: dict[str, str] = dataclasses.field(default_factory=dict)
+    faults: tuple[str, ...] = ()
+    seconds: float = 0.0
+    steps: float = 0
+    honest_seconds: float = 0.0
+    honest_steps: int = 0
+    waiting: float = 0.0
+    answering: float = 0.0
+    verifying: float = 0.0
+    replaying: float = 0.0
+    replayed: int = 0
+    accuracy: float | None = None
+    honest_accuracy: float | None = None
+    note: str = ""
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the verifier accepted, by all levels."""
+        return self.outcome == "accepted"
+
+    def accepted_by(self, *levels: str) -> bool:
+        """Whether the chain and these alone, out of start, progress and replay, had accepted."""
+        return all(self.levels.get(level) == "passed" for level in ("chain", *levels))
+
+    @property
+    def time_share(self) -> float:
+        """Seconds as a part of honest training."""
+        return self.seconds / self.honest_seconds if self.honest_seconds else 0.0
+
+    @property
+    def step_share(self) -> float:
+        """Gradient steps as a part of honest training."""
+        return self.steps / self.honest_steps if self.honest_steps else 0.0
+
+    @property
+    def cheap(self) -> bool:
+        """Whether it cost less than half of honest training, by either measure."""
+        return min(self.time_share, self.step_share) < CHEAP
+
+    @property
+    def wrong(self) -> bool:
+        """Whether an honest run was not accepted, or a cheap attack was; or the run broke."""
+        if self.outcome == ERROR:
+            return True
+        return not self.accepted if self.attack == HONEST else self.accepted and self.cheap
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values, rounded to what was measured."""
+        values = dataclasses.asdict(self)
+        return {k: round(v, 4) if isinstance(v, float) else v for k, v in values.items()}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Self:
+        """From plain values."""
+        return cls(**{**values, "faults": tuple(values["faults"])})
+
+
+def read(path: Path) -> tuple[list[dict[str, Any]], list[Row]]:
+    """Headers and rows of a file of JSON lines; a last line that was cut is left out."""
+    lines = list(_lines(path)) if path.exists() else []
+    rows = [Row.from_json(line["row"]) for line in lines if "row" in line]
+    return [line["run"] for line in lines if "run" in line], rows
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            yield json.loads(line)
+        except json.JSONDecodeError:
+            continue

@@ -1,0 +1,103 @@
+"""CIFAR-10 and ResNet-18: the largest task of the laboratory; it wants a GPU.
+
+The folder that `POLO_DATA` names must hold `cifar-10-batches-bin`, the dataset's binary version:
+records of one byte for the class and 3072 for the image. Of the five training files those that are
+there are used; one is enough for a short run.
+"""
+
+import os
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from polo.errors import MissingError
+from polo.tasks.training import Column
+from polo_lab.models.resnet import resnet18
+from polo_lab.tasks.classification import Classification, Part
+
+RECORD = 3073
+HELD_OUT = 1000
+"""Test images that the held-out loss is taken on; accuracy is measured on all of them."""
+
+
+class Cifar(Classification):
+    """ResNet-18 with mirrored and shifted images, in bfloat16 where there is a GPU."""
+
+    name = "lab-cifar"
+    floor: tuple[float, ...] = (0.00, 0.10, 0.15, 0.20, 0.25)
+    columns: tuple[Column, ...] = (Column("input", "U8", (3, 32, 32)), Column("label", "I64", ()))
+
+    @cached_property
+    def train_part(self) -> Part:
+        """Images and labels to train on."""
+        parts = [_read(path) for path in sorted(_folder().glob("data_batch_*.bin"))]
+        images, labels = (torch.cat(part) for part in zip(*parts, strict=True))
+        return images, labels
+
+    @cached_property
+    def test_part(self) -> Part:
+        """Images and labels that training never sees."""
+        return _read(_folder() / "test_batch.bin")
+
+    def build_model(self) -> nn.Module:
+        """The network, untrained, where it is trained."""
+        return resnet18().to("cuda" if torch.cuda.is_available() else "cpu")
+
+    def loss(self, model: nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Mean loss of a batch; images are varied in training mode only."""
+        images = inputs.float() / 127.5 - 1
+        if model.training:
+            images = _varied(images)
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=images.is_cuda):
+            return functional.cross_entropy(model(images), labels)
+
+    def held_out_loss(self, model: nn.Module) -> torch.Tensor:
+        """Mean loss on the first test images, in full precision."""
+        device = next(model.parameters()).device
+        images, labels = (part[:HELD_OUT].to(device) for part in self.test_part)
+        training = model.training
+        model.eval()
+        loss = functional.cross_entropy(model(images.float() / 127.5 - 1), labels)
+        model.train(training)
+        return loss
+
+    @torch.no_grad()
+    def evaluate(self, model: nn.Module) -> float:
+        """Accuracy on all test images."""
+        device = next(model.parameters()).device
+        training = model.training
+        model.eval()
+        right = [
+            model(images.to(device).float() / 127.5 - 1).argmax(1).cpu() == labels
+            for images, labels in zip(*(part.split(500) for part in self.test_part), strict=True)
+        ]
+        model.train(training)
+        return float(torch.cat(right).double().mean())
+
+
+def _varied(images: torch.Tensor) -> torch.Tensor:
+    """Shifted by up to four pixels, the batch alike, and half of the images mirrored."""
+    down, right = (int(torch.randint(0, 9, ())) for _ in range(2))
+    shifted = functional.pad(images, (4, 4, 4, 4))[:, :, down : down + 32, right : right + 32]
+    mirrored = torch.rand(len(images), 1, 1, 1).to(images.device) < 0.5
+    return torch.where(mirrored, shifted.flip(-1), shifted)
+
+
+def _folder() -> Path:
+    folder = Path(os.environ.get("POLO_DATA", "")) / "cifar-10-batches-bin"
+    if not (folder / "test_batch.bin").exists():
+        raise MissingError(
+            "CIFAR-10 is not here",
+            advice="Let POLO_DATA name the folder that holds cifar-10-batches-bin.",
+        )
+    return folder
+
+
+def _read(path: Path) -> Part:
+    records = np.fromfile(path, np.uint8).reshape(-1, RECORD)
+    images = torch.from_numpy(records[:, 1:].reshape(-1, 3, 32, 32).copy())
+    return images, torch.from_numpy(records[:, 0].astype(np.int64))

@@ -1,0 +1,688 @@
+"""Answers, challenges and records that lie: each ends in a clear verdict that names the place."""
+
+import json
+import os
+import random
+import shutil
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import polo
+from polo.errors import LimitError, PoloError
+from polo.evidence.replay import challenge as challenges
+from polo.evidence.replay import shown
+from polo.evidence.replay.record import Boundary
+from polo.protocol import signing
+from polo.protocol.challenge import MAX_PLACES, Answer, Challenge, Place, Secret, sealing_file
+from polo.storage.folder import evidence_path
+from polo.verifier import Outcome, Status
+from polo.weights.checkpoint import MemoryCheckpoint
+from polo.weights.files import FileCheckpoint, write_checkpoint
+
+DRAWN = Place(2, 1)
+"""The segment that answers lie about."""
+
+
+def failures(verdict: polo.Verdict) -> list[Any]:
+    assert verdict.outcome is Outcome.REJECTED, verdict.headline()
+    return list(verdict.of(Status.FAILED))
+
+
+def only_failure(verdict: polo.Verdict) -> Any:
+    (found,) = failures(verdict)
+    return found
+
+
+def open_checks(verdict: polo.Verdict) -> list[Any]:
+    assert verdict.outcome is Outcome.UNDECIDED, verdict.headline()
+    return list(verdict.of(Status.UNDECIDED))
+
+
+@pytest.fixture
+def answer(asked: tuple[Challenge, Path], tmp_path: Path) -> Path:
+    """A copy of the answer, to be spoilt."""
+    return Path(shutil.copytree(asked[1], tmp_path / "answer"))
+
+
+def flip(path: Path, at: int = -1) -> None:
+    """Turn one bit of a file."""
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def swap(one: Path, other: Path) -> None:
+    one.write_bytes(other.read_bytes())
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def grow(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(b"\0")
+
+
+def sparse(path: Path) -> None:
+    os.truncate(path, 2**40)
+
+
+def other_layout(path: Path) -> None:
+    weights = MemoryCheckpoint({"w": np.zeros(path.stat().st_size // 4, dtype=np.float32)})
+    with path.open("wb") as file:
+        write_checkpoint(weights, file.write)
+
+
+def link(path: Path) -> None:
+    path.rename(path.with_suffix(".moved"))
+    path.symlink_to(path.with_suffix(".moved"))
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+SPOILT: dict[str, tuple[Callable[[Path], None], str]] = {
+    "one bit": (flip, "not the state that was recorded"),
+    "cut": (cut, "bytes; a checkpoint of this layout has"),
+    "longer": (grow, "bytes; a checkpoint of this layout has"),
+    "a terabyte": (sparse, "bytes; a checkpoint of this layout has"),
+    "empty": (lambda path: path.write_bytes(b""), "bytes; a checkpoint of this layout has"),
+    "another layout": (other_layout, "bytes; a checkpoint of this layout has"),
+    "another header": (lambda path: flip(path, 12), "header is not the canonical one"),
+    "missing": (Path.unlink, "was asked for and is not shown"),
+    "link": (link, "cannot be opened"),
+    "pipe": (pipe, "not a plain file"),
+    "folder": (folder, "not a plain file"),
+}
+
+
+@pytest.mark.parametrize("how", SPOILT)
+def test_a_state_that_is_not_the_recorded_one(
+    how: str, lean: Any, asked: tuple[Challenge, Path], answer: Path
+) -> None:
+    spoil, message = SPOILT[how]
+    part = "rest" if how in ("cut", "missing") else "model"
+    spoil(answer / DRAWN.file(part))
+    check = only_failure(lean.verify(asked[0], answer))
+    assert (check.name, check.shard, check.figures["segment"]) == ("segment", 2, 1)
+    assert message in check.detail
+    assert check.place == DRAWN.file(part)
+    assert check.sentence().startswith(f"segment (shard 2, segment 1, {check.place}): ")
+
+
+@pytest.mark.parametrize("how", ["one bit", "cut", "missing", "pipe"])
+def test_weights_before_a_sealing_that_are_not_the_recorded_ones(
+    how: str, lean: Any, asked: tuple[Challenge, Path], answer: Path
+) -> None:
+    spoil, message = SPOILT[how]
+    spoil(answer / sealing_file(1))
+    check = only_failure(lean.verify(asked[0], answer))
+    assert (check.name, check.shard, check.place) == ("sealing", 1, sealing_file(1))
+    assert message in check.detail
+
+
+def test_states_of_other_boundaries(lean: Any, asked: tuple[Challenge, Path], answer: Path) -> None:
+    swap(answer / DRAWN.file("model"), answer / DRAWN.file("end-model"))
+    swap(answer / sealing_file(2), answer / sealing_file(1))
+    found = failures(lean.verify(asked[0], answer))
+    assert [(check.name, check.shard) for check in found] == [("sealing", 2), ("segment", 2)]
+    assert {check.detail for check in found} == {"is not the state that was recorded"}
+
+
+def batch_at(path: Path, lean: Any) -> int:
+    """Where the rows of shown samples begin."""
+    return 8 + int.from_bytes(path.read_bytes()[:8], "little")
+
+
+SAMPLES: dict[str, tuple[Callable[[Path, Any], None], str]] = {
+    "another label": (
+        lambda path, lean: flip(path, batch_at(path, lean)),
+        "do not lead to the root",
+    ),
+    "another salt": (lambda path, lean: flip(path, -40_0), "do not lead to the root"),
+    "another path": (lambda path, lean: flip(path), "do not lead to the root"),
+    "others": (lambda path, lean: swap(path, path.with_name(Place(1, 0).file("samples"))), ""),
+    "cut": (lambda path, lean: cut(path), "samples of these steps take"),
+    "header": (lambda path, lean: flip(path, 12), "header of the samples"),
+    "missing": (lambda path, lean: path.unlink(), "was asked for and is not shown"),
+    "link": (lambda path, lean: link(path), "cannot be opened"),
+    "pipe": (lambda path, lean: pipe(path), "not a plain file"),
+}
+
+
+@pytest.mark.parametrize("how", SAMPLES)
+def test_batches_that_do_not_match_their_root(
+    how: str, lean: Any, asked: tuple[Challenge, Path], answer: Path
+) -> None:
+    spoil, message = SAMPLES[how]
+    spoil(answer / DRAWN.file("samples"), lean)
+    check = only_failure(lean.verify(asked[0], answer))
+    assert (check.name, check.shard, check.figures["segment"]) == ("segment", 2, 1)
+    assert message in check.detail
+    assert check.place.endswith(DRAWN.file("samples"))
+
+
+def test_samples_of_other_numbers_with_their_own_proof(
+    lean: Any, asked: tuple[Challenge, Path], answer: Path
+) -> None:
+    """Real samples with real salts, only not those that the order asks for."""
+    from polo.evidence.replay.samples import encode_opening
+
+    path = answer / DRAWN.file("samples")
+    for first in range(0, 160):
+        opening = lean.source.open(np.arange(first, first + 96))
+        if len(encode_opening(opening)) == path.stat().st_size:
+            break
+    path.write_bytes(encode_opening(opening))
+    check = only_failure(lean.verify(asked[0], answer))
+    assert (check.name, check.figures["segment"]) == ("segment", 1)
+
+
+def rewritten(answer: Path, key: polo.Identity, **fields: Any) -> None:
+    """Change the signed part of an answer, and sign it."""
+    record = Answer.from_bytes((answer / "answer.json").read_bytes(), "answer")
+    signed = signing.sign(replace(record, **fields), key)
+    (answer / "answer.json").write_bytes(signed.to_bytes())
+
+
+SIGNED: dict[str, tuple[Callable[[Path], None], str]] = {
+    "unsigned": (
+        lambda path: path.write_bytes(
+            replace(Answer.from_bytes(path.read_bytes(), ""), signature=bytes(64)).to_bytes()
+        ),
+        "signature",
+    ),
+    "missing": (Path.unlink, "cannot be opened"),
+    "pipe": (pipe, "not a plain file"),
+    "junk": (lambda path: path.write_bytes(b"{}"), ""),
+    "another format": (
+        lambda path: path.write_bytes(path.read_bytes().replace(b"answer/1", b"answer/2")),
+        "polo/answer",
+    ),
+    "large": (lambda path: path.write_bytes(b" " * (5 * 2**20)), ""),
+    "huge": (sparse, "bytes"),
+}
+
+
+@pytest.mark.parametrize("how", SIGNED)
+def test_an_answer_that_is_not_signed_by_the_prover(
+    how: str, lean: Any, asked: tuple[Challenge, Path], answer: Path
+) -> None:
+    spoil, message = SIGNED[how]
+    spoil(answer / "answer.json")
+    check = only_failure(lean.verify(asked[0], answer))
+    assert check.name == "draw"
+    assert check.level == "replay"
+    assert "answer.json" in check.place
+    assert message in check.detail
+
+
+def test_an_answer_of_somebody_else_or_to_something_else(
+    lean: Any, asked: tuple[Challenge, Path], answer: Path, bob: polo.Identity
+) -> None:
+    rewritten(answer, bob)
+    assert "signature" in only_failure(lean.verify(asked[0], answer)).detail
+    rewritten(answer, lean.key, challenge=bytes(32))
+    assert "another challenge" in only_failure(lean.verify(asked[0], answer)).detail
+    later = replace(asked[0], made=asked[0].made + 1)
+    assert "another challenge" in only_failure(lean.verify(later, asked[1])).detail
+
+
+def test_secrets_that_were_not_committed_to(
+    lean: Any, asked: tuple[Challenge, Path], answer: Path
+) -> None:
+    own = Answer.from_bytes((answer / "answer.json").read_bytes(), "answer").secrets
+    lies: dict[str, tuple[Secret, ...]] = {
+        "is not the one that was committed to": (own[0], Secret(2, bytes(32))),
+        "of its noise is not the one": (own[0], Secret(2, own[0].secret)),
+        "is not shown": own[:1],
+    }
+    for message, secrets in lies.items():
+        rewritten(answer, lean.key, secrets=secrets)
+        check = only_failure(lean.verify(asked[0], answer))
+        assert (check.name, check.shard, check.place) == ("sealing", 2, "answer.json")
+        assert message in check.detail
+
+
+def stepping(task: Any, steps: int) -> Any:
+    class Stepping(type(task)):  # type: ignore[misc]
+        def train_step(self, model: Any, optimizer: Any, batch: Any) -> None:
+            for _ in range(steps):
+                super().train_step(model, optimizer, batch)
+
+    return Stepping()
+
+
+def raising(task: Any) -> Any:
+    class Raising(type(task)):  # type: ignore[misc]
+        def train_step(self, model: Any, optimizer: Any, batch: Any) -> None:
+            raise RuntimeError("out of memory")
+
+    return Raising()
+
+
+def growing(task: Any) -> Any:
+    class Growing(type(task)):  # type: ignore[misc]
+        def train_step(self, model: Any, optimizer: Any, batch: Any) -> None:
+            super().train_step(model, optimizer, batch)
+            model.register_buffer("seen", torch.zeros(1))
+
+    return Growing()
+
+
+OWN_TASKS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "two steps": (lambda task: stepping(task, 2), "made 2 optimizer steps instead of one"),
+    "no step": (lambda task: stepping(task, 0), "optimizer step"),
+    "raises": (raising, "RuntimeError: out of memory"),
+    "another layout": (growing, "changes which tensors the model has"),
+}
+
+
+@pytest.mark.parametrize("how", OWN_TASKS)
+def test_a_task_that_does_not_do_decides_nothing(
+    how: str, lean: Any, asked: tuple[Challenge, Path]
+) -> None:
+    change, message = OWN_TASKS[how]
+    found = open_checks(lean.verify(*asked, task=change(lean.task)))
+    assert [(c.name, c.shard, c.figures["segment"]) for c in found] == [
+        ("segment", 1, 0),
+        ("segment", 2, 1),
+    ]
+    assert all(message in check.detail for check in found)
+
+
+def test_a_task_of_another_version_or_without_steps(
+    lean: Any, asked: tuple[Challenge, Path]
+) -> None:
+    newer, bare = type(lean.task)(), type("Bare", (), {})()
+    newer.version = 2
+    for name in ("name", "version", "metric", "floor", "build_model", "evaluate"):
+        setattr(bare, name, getattr(lean.task, name))
+    for task, message in ((newer, "version 2"), (bare, "cannot be replayed")):
+        found = open_checks(lean.verify(*asked, task=task))
+        assert {check.level for check in found} >= {"replay"}
+        assert any(message in check.detail for check in found)
+    other = type(lean.task)(lambda: nn.Linear(16, 4))
+    found = open_checks(lean.verify(*asked, task=other))
+    assert any("another layout" in check.detail for check in found)
+
+
+def test_a_step_of_another_kind_is_a_failure(lean: Any, asked: tuple[Challenge, Path]) -> None:
+    """Who trained by another step than the task's is caught, whatever was signed."""
+
+    class Softer(type(lean.task)):  # type: ignore[misc]
+        def train_step(self, model: Any, optimizer: Any, batch: Any) -> None:
+            points = batch["point"] * (1 + 1e-6)
+            super().train_step(model, optimizer, {**batch, "point": points})
+
+    found = failures(lean.verify(*asked, task=Softer()))
+    assert [(check.name, check.shard) for check in found] == [("segment", 1), ("segment", 2)]
+    assert {check.detail for check in found} == {
+        "came out otherwise than recorded, on the platform it was trained on"
+    }
+
+
+def test_challenges_that_do_not_fit(honest: Any, answered: tuple[Challenge, Path]) -> None:
+    challenge, answer = answered
+    places = challenge.segments
+    timeline = challenges.Timeline.load(shown_folder(honest), honest.manifest)
+    left_out = max(timeline.required())
+    unasked = next(place for place in places if place not in timeline.required())
+    misfits = {
+        "another proof": replace(challenge, proof=bytes(32)),
+        "segment 3 of shard 2, which the proof does not have": replace(
+            challenge, segments=(*places, Place(2, 3))
+        ),
+        "segment 0 of shard 9, which": replace(challenge, segments=(*places, Place(9, 0))),
+        "sealing of shard 3, which there is not": replace(challenge, sealings=(1, 2, 3)),
+        f"leaves out {left_out}": replace(
+            challenge, segments=tuple(place for place in places if place != left_out)
+        ),
+        "leaves out segment 0 of shard 1": replace(challenge, segments=places[1:]),
+        "leaves out the sealing with the largest move": replace(
+            challenge, sealings=tuple({1, 2} - timeline.required_sealings())
+        ),
+    }
+    for message, misfit in misfits.items():
+        (check,) = open_checks(honest.verify(misfit, answer))
+        assert check.name == "draw"
+        assert message in check.detail
+        assert "polo challenge" in check.advice
+    assert unasked
+
+
+def test_challenges_that_ask_for_too_little(
+    train: Callable[..., Any], recipe_of: Callable[..., Any], tmp_path: Path
+) -> None:
+    made = train(tmp_path / "proof", recipe=recipe_of(draws=4, top=0, seals=2))
+    everything = made.everything()
+    for message, misfit in {
+        "asks for 3 segments, fewer than the 4": replace(
+            everything, segments=everything.segments[:3]
+        ),
+        "asks for 1 sealing, fewer than the 2": replace(
+            everything,
+            sealings=tuple(
+                challenges.Timeline.load(shown_folder(made), made.manifest).required_sealings()
+            ),
+        ),
+    }.items():
+        (check,) = open_checks(made.verify(misfit))
+        assert message in check.detail
+
+
+def shown_folder(made: Any) -> Any:
+    from polo.storage.folder import ProofFolder
+
+    return ProofFolder(made.path)
+
+
+@pytest.fixture
+def lying(
+    lean: Any, asked: tuple[Challenge, Path], answer: Path, tmp_path: Path
+) -> Callable[..., polo.Verdict]:
+    """Changes the record of a shard, signs for it, answers with true states, and verifies."""
+
+    def make(shard: int = 2, data: bytes | None = None, **fields: Any) -> polo.Verdict:
+        made = lean.copied(tmp_path)
+        data = replace(made.record(shard), **fields).encode() if data is None else data
+        made.rewrite(shard, data)
+        challenge = replace(asked[0], proof=made.manifest.digest)
+        rewritten(answer, made.key, challenge=challenge.digest)
+        return made.verify(challenge, answer)
+
+    return make
+
+
+def with_move(record: Any, at: int, kind: int, factor: float) -> Any:
+    moves = [list(pair) for pair in record.moves]
+    moves[at][kind] = round(moves[at][kind] * factor)
+    return tuple(tuple(pair) for pair in moves)
+
+
+@pytest.mark.parametrize("factor", [0.5, 0.99, 1.01, 3.0])
+@pytest.mark.parametrize("which", [0, 1], ids=["weights", "optimizer"])
+def test_moves_that_lie(
+    which: int, factor: float, lean: Any, lying: Callable[..., polo.Verdict]
+) -> None:
+    verdict = lying(moves=with_move(lean.record(2), 1, which, factor))
+    check = next(check for check in failures(verdict) if check.name == "segment")
+    assert (check.shard, check.figures["segment"]) == (2, 1)
+    assert "; the record says" in check.detail
+
+
+def test_a_sealing_whose_move_lies(lean: Any, lying: Callable[..., polo.Verdict]) -> None:
+    """Even within what noise could be, the drawn sealing tells."""
+    found = failures(lying(moves=with_move(lean.record(2), -1, 0, 1.005)))
+    assert [(check.name, check.shard) for check in found] == [("sealing", 2)]
+    assert "the record says" in found[0].detail
+
+
+def test_a_sealing_farther_than_its_noise(lean: Any, lying: Callable[..., polo.Verdict]) -> None:
+    found = failures(lying(moves=with_move(lean.record(2), -1, 0, 50.0)))
+    assert ("record", 2) in [(check.name, check.shard) for check in found]
+    assert any("finishing step and noise move them by" in check.detail for check in found)
+
+
+def test_moves_too_small_for_the_way(lean: Any, lying: Callable[..., polo.Verdict]) -> None:
+    moves = ((1, 1), (1, 1), (1, 1), lean.record(2).moves[-1])
+    check = next(check for check in failures(lying(moves=moves)) if check.name == "record")
+    assert check.shard == 2
+    assert "its recorded moves add up to" in check.detail
+
+
+RECORDS: dict[str, tuple[Callable[[Any], dict[str, Any]], str]] = {
+    "link of the optimizer": (
+        lambda record: {
+            "boundaries": (Boundary(record.boundaries[0].model, bytes(32)), *record.boundaries[1:])
+        },
+        "the optimizer's state at its start is not what shard 1 ended with",
+    ),
+    "start": (
+        lambda record: {
+            "boundaries": (Boundary(bytes(32), record.boundaries[0].rest), *record.boundaries[1:])
+        },
+        "its first recorded state is not the checkpoint that it starts from",
+    ),
+    "a state twice": (
+        lambda record: {
+            "boundaries": (
+                *record.boundaries[:3],
+                Boundary(record.boundaries[0].model, record.boundaries[3].rest),
+            )
+        },
+        "the model at its boundary 3 is that of boundary 0 of shard 2 again",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", RECORDS)
+def test_records_with_broken_links(how: str, lean: Any, lying: Callable[..., polo.Verdict]) -> None:
+    change, message = RECORDS[how]
+    found = [c for c in failures(lying(**change(lean.record(2)))) if c.name == "record"]
+    assert [(check.shard, check.detail) for check in found] == [(2, message)]
+
+
+def test_a_record_that_ends_in_a_state_nobody_had(
+    lean: Any, lying: Callable[..., polo.Verdict]
+) -> None:
+    boundaries = list(lean.record(2).boundaries)
+    boundaries[2] = Boundary(bytes(32), boundaries[2].rest)
+    check = only_failure(lying(boundaries=tuple(boundaries)))
+    assert (check.name, check.shard, check.figures["segment"]) == ("segment", 2, 1)
+    boundaries[2] = Boundary(lean.record(2).boundaries[2].model, bytes(32))
+    assert "came out otherwise" in check.detail
+
+
+FILES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "cut": (lambda data: data[:-1], "a record of 3 segments has"),
+    "longer": (lambda data: data + b"\0", "a record of 3 segments has"),
+    "more segments": (lambda data: data + bytes(80), "a record of 3 segments has"),
+    "empty": (lambda data: b"", "a record of 3 segments has"),
+    "another header": (lambda data: data[:12] + b"\0" + data[13:], "header"),
+    "platform of junk": (lambda data: data[:-512] + b"\xff" * 512, "platform"),
+    "no platform": (lambda data: data[:-512] + b" " * 512, ""),
+    "platform of lists": (lambda data: data[:-512] + b'{"device":[]}'.ljust(512), "platform"),
+}
+
+
+@pytest.mark.parametrize("how", FILES)
+def test_records_that_are_none(how: str, lean: Any, lying: Callable[..., polo.Verdict]) -> None:
+    change, message = FILES[how]
+    check = only_failure(lying(data=change(lean.record(2).encode())))
+    assert check.level == "replay"
+    assert evidence_path("replay", 2) in check.place
+    assert message in check.detail
+
+
+def test_a_record_that_the_shard_does_not_commit_to(lean: Any, tmp_path: Path) -> None:
+    made = lean.copied(tmp_path)
+    made.rewrite(2, made.record(2).encode(), digest=bytes(32))
+    check = only_failure(made.verify(made.everything()))
+    assert "not the record that the shard commits to" in check.detail
+    made.sign(replace(made.manifest, shards=(replace(made.manifest.shards[0], evidence={}),)))
+    assert failures(made.verify(made.everything()))
+
+
+@pytest.mark.parametrize("steps", [0, 7, 9, 10, 2**31, 2**53 - 1])
+def test_steps_that_were_not_run(
+    steps: int, lean: Any, asked: tuple[Challenge, Path], answer: Path, tmp_path: Path
+) -> None:
+    """Nine steps make as many segments as eight do: the last one, run again, tells."""
+    made = lean.copied(tmp_path)
+    shards = (made.manifest.shards[0], replace(made.manifest.shards[1], steps=steps))
+    made.sign(replace(made.manifest, shards=shards))
+    places = (Place(1, 0), Place(2, 2))
+    challenge = replace(asked[0], proof=made.manifest.digest, segments=places)
+    for part in ("model", "rest", "samples", "end-model", "end-rest"):
+        shutil.copy(answer / DRAWN.file(part), answer / Place(2, 2).file(part))
+    rewritten(answer, made.key, challenge=challenge.digest)
+    began = time.monotonic()
+    found = failures(made.verify(challenge, answer))
+    assert time.monotonic() - began < 5
+    assert any(check.level == "replay" for check in found)
+    if steps in (7, 9):
+        assert ("segment", 2) in [(check.name, check.shard) for check in found]
+    else:
+        assert any(evidence_path("replay", 2) in check.place for check in found)
+
+
+def test_thousands_of_shards_are_refused_at_once(lean: Any, tmp_path: Path) -> None:
+    made = lean.copied(tmp_path)
+    (one, last), manifest = made.manifest.shards, made.manifest
+    shards = [one, last]
+    shards += [replace(last, shard=number, steps=2**30) for number in range(3, 3001)]
+    made.sign(replace(manifest, shards=tuple(shards)))
+    began = time.monotonic()
+    found = failures(made.verify(made_challenge(made)))
+    assert time.monotonic() - began < 20
+    assert any("segments in the chain" in c.detail or "cannot be opened" in c.detail for c in found)
+
+
+def made_challenge(made: Any) -> Challenge:
+    return Challenge(made.manifest.digest, (Place(1, 0),), (1,), False, 0)
+
+
+def test_shards_with_strange_numbers(lean: Any, tmp_path: Path) -> None:
+    made = lean.copied(tmp_path)
+    first, second = made.manifest.shards
+    for numbers in ((2, 1), (1, 1), (1, 9999)):
+        shards = (replace(first, shard=numbers[0]), replace(second, shard=numbers[1]))
+        made.sign(replace(made.manifest, shards=shards))
+        assert any(check.name == "order" for check in failures(made.verify(made_challenge(made))))
+
+
+def test_a_nonce_that_is_not_here_decides_nothing_of_its_shard(
+    lean: Any, asked: tuple[Challenge, Path], answer: Path, tmp_path: Path
+) -> None:
+    made = lean.copied(tmp_path)
+    name = "nonces/000002.json"
+    (made.path / name).unlink()
+    kept = tuple(file for file in made.manifest.files if file.path != name)
+    made.sign(replace(made.manifest, files=kept))
+    challenge = replace(asked[0], proof=made.manifest.digest)
+    rewritten(answer, made.key, challenge=challenge.digest)
+    found = open_checks(made.verify(challenge, answer))
+    named = [(check.name, check.shard) for check in found]
+    assert named == [("nonce", 2), ("sealing", 2), ("segment", 2)]
+
+
+def test_a_file_that_is_swapped_after_it_was_read(
+    lean: Any, asked: tuple[Challenge, Path], answer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is hashed is what is used: no file is looked at twice."""
+    real, swapped = FileCheckpoint.close, []
+
+    def swapping(self: FileCheckpoint) -> None:
+        real(self)
+        if self._path.parent == answer:
+            self._path.write_bytes(bytes(self._path.stat().st_size))
+            swapped.append(self._path.name)
+
+    monkeypatch.setattr(FileCheckpoint, "close", swapping)
+    assert lean.verify(asked[0], answer).outcome is Outcome.ACCEPTED
+    assert len(swapped) == len(set(swapped)) == 5
+
+
+def test_a_checkpoint_that_is_swapped_after_its_root_was_read(
+    lean: Any, asked: tuple[Challenge, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from polo.verifier import verification
+
+    made, real = lean.copied(tmp_path), verification.commit
+    weights = sorted((made.path / "checkpoints").iterdir())
+
+    def swapping(checkpoint: Any, **options: Any) -> Any:
+        found = real(checkpoint, **options)
+        for path in weights:
+            flip(path)
+        return found
+
+    assert made.verify(*asked).outcome is Outcome.ACCEPTED
+    monkeypatch.setattr(verification, "commit", swapping)
+    verdict = made.verify(*asked)
+    replayed = [check for check in verdict.checks if check.level == "replay"]
+    assert not [check for check in replayed if check.status is Status.FAILED]
+
+
+def test_few_states_are_in_memory_at_a_time(
+    honest: Any, answered: tuple[Challenge, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alive: weakref.WeakSet[Any] = weakref.WeakSet()
+    most = made = 0
+    real = shown.HeldCheckpoint.__init__
+
+    def counting(self: Any, *arguments: Any) -> None:
+        nonlocal most, made
+        real(self, *arguments)
+        alive.add(self)
+        made += 1
+        most = max(most, len(alive))
+
+    monkeypatch.setattr(shown.HeldCheckpoint, "__init__", counting)
+    assert honest.verify(*answered).outcome is Outcome.ACCEPTED
+    assert made >= 14
+    # Two segments, each weights and optimizer, one of them read ahead; and a checkpoint.
+    assert most <= 7
+
+
+@pytest.mark.slow
+def test_any_bit_of_an_answer_counts(
+    lean: Any, asked: tuple[Challenge, Path], answer: Path
+) -> None:
+    rng = random.Random(7)
+    names = sorted(path.name for path in answer.iterdir() if "end-" not in path.name)
+    for _ in range(60):
+        path = answer / rng.choice(names)
+        before = path.read_bytes()
+        flip(path, rng.randrange(len(before)))
+        assert failures(lean.verify(asked[0], answer))
+        path.write_bytes(before)
+    assert lean.verify(asked[0], answer).outcome is Outcome.ACCEPTED
+
+
+def test_documents_have_bounds(lean: Any, tmp_path: Path) -> None:
+    challenge = lean.everything()
+    path = tmp_path / "challenge.json"
+    most = {
+        **challenge.to_json(),
+        "segments": [{"segment": at, "shard": 1} for at in range(MAX_PLACES + 1)],
+    }
+    path.write_bytes(json.dumps(most, separators=(",", ":"), sort_keys=True).encode())
+    with pytest.raises(PoloError):
+        challenges.load(path)
+    os.truncate(path, 2**34)
+    with pytest.raises(LimitError, match="bytes"):
+        challenges.load(path)
+    for places in ((Place(1, 1), Place(1, 0)), (Place(1, 0), Place(1, 0))):
+        challenges.save(replace(challenge, segments=places), path)
+        with pytest.raises(PoloError, match="not sorted, or appear twice"):
+            challenges.load(path)
+    pipe(path)
+    with pytest.raises(PoloError, match="plain file"):
+        challenges.load(path)
+
+
+def test_terms_that_ask_for_more_than_a_challenge_holds(
+    lean: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(challenges, "MAX_PLACES", 0)
+    with pytest.raises(LimitError, match="the terms ask for"):
+        challenges.draw(lean.path)

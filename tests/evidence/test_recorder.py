@@ -1,0 +1,449 @@
+"""Recording beside training: the same digests, the same training, and nothing left behind."""
+
+import contextlib
+import gc
+import hashlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from polo.errors import ChainError, TermsError, WeightsError
+from polo.evidence.replay import notary, platform, snapshot, state
+from polo.evidence.replay.notary import Notary
+from polo.evidence.replay.record import Boundary
+from polo.evidence.replay.recorder import Recorder
+
+Begin = Callable[..., Any]
+
+FORKS = pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+"""Python 3.12 warns of what loaders do all the time, and what these tests are about."""
+
+
+@pytest.fixture
+def recorder() -> Iterator[Callable[..., Recorder]]:
+    """Makes recorders that are abandoned at the end."""
+    made: list[Recorder] = []
+
+    def make(run: Any, every: int = 3) -> Recorder:
+        made.append(Recorder(run.model, run.optimizer, every))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.abandon()
+    assert not threads()
+
+
+def threads() -> list[threading.Thread]:
+    names = ("polo-recorder", "ThreadPoolExecutor")
+    return [thread for thread in threading.enumerate() if thread.name.startswith(names)]
+
+
+def digests(run: Any) -> Boundary:
+    return Boundary(*state.state_digests(run.model, run.optimizer))
+
+
+def train(run: Any, one: Recorder, steps: int) -> None:
+    for _ in range(steps):
+        run.step()
+        one.after_step()
+
+
+def trained(run: Any, copies: state.Snapshot) -> state.Snapshot:
+    names = state.trained_names(run.model)
+    return {name: copies[0][name] for name in names}, copies[1]
+
+
+def seal(run: Any) -> None:
+    with torch.no_grad():
+        for parameter in run.model.parameters():
+            parameter.add_(0.01)
+
+
+def test_every_boundary_and_move_is_what_is_found_at_once(
+    kind: tuple[str, str], begin: Begin, recorder: Callable[..., Recorder]
+) -> None:
+    run = begin(*kind)
+    one = recorder(run)
+    for steps in (10, 9, 1):
+        one.start()
+        wanted, kept = [digests(run)], [run.copies()]
+        for step in range(1, steps + 1):
+            run.step()
+            one.after_step()
+            if step % 3 == 0 or step == steps:
+                wanted.append(digests(run))
+                kept.append(run.copies())
+        assert one.finish().boundaries == tuple(wanted)
+        seal(run)
+        found = one.sealed(run.model)
+        assert found.boundaries == tuple(wanted)
+        pairs = zip(kept, [*kept[1:], run.copies()], strict=True)
+        moves = [state.moves(trained(run, before), trained(run, after)) for before, after in pairs]
+        for got, right in zip(found.moves, [*moves[:-1], (moves[-1][0], 0)], strict=True):
+            assert got == pytest.approx(right, rel=1e-9, abs=2)
+        assert found.platform == platform.text_of(platform.describe("cpu"))
+
+
+def test_training_is_the_same_to_the_bit(
+    kind: tuple[str, str], begin: Begin, recorder: Callable[..., Recorder]
+) -> None:
+    plain = begin(*kind).steps(12)
+    wanted = digests(plain), torch.get_rng_state().tolist()
+    run = begin(*kind)
+    one = recorder(run, 2)
+    one.start()
+    train(run, one, 12)
+    assert (digests(run), torch.get_rng_state().tolist()) == wanted
+    one.finish()
+    assert digests(run) == wanted[0]
+
+
+def test_training_may_go_on_after_finish(begin: Begin, recorder: Callable[..., Recorder]) -> None:
+    records = []
+    for stops in ((), (2, 3, 7, 8)):
+        run = begin()
+        one = recorder(run)
+        one.start()
+        for step in range(1, 11):
+            train(run, one, 1)
+            if step in stops:
+                assert one.finish() == one.finish()
+        records.append(one.sealed(run.model))
+    assert records[0] == records[1]
+    assert records[0].segments == 4
+
+
+def test_a_slow_hash_holds_training_back_and_memory_stays(
+    begin: Begin, recorder: Callable[..., Recorder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, made = threading.Event(), []
+
+    def slow(data: memoryview) -> Any:
+        assert gate.wait(30)
+        return hashlib.sha256(data)
+
+    class Counted(snapshot.Copy):
+        def __init__(self, plan: snapshot.Plan) -> None:
+            made.append(self)
+            super().__init__(plan)
+
+    monkeypatch.setattr(notary, "sha256", slow)
+    monkeypatch.setattr(snapshot, "Copy", Counted)
+    run = begin().steps(1)
+    one, wanted = recorder(run, 1), [digests(run)]
+
+    def training() -> None:
+        for _ in range(8):
+            run.step()
+            wanted.append(digests(run))
+            one.after_step()
+
+    one.start()
+    thread = threading.Thread(target=training)
+    thread.start()
+    time.sleep(0.3)
+    assert thread.is_alive()
+    assert one.steps == 3
+    gate.set()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert one.finish().boundaries == tuple(wanted)
+    assert one.seconds > 0.2
+    assert len(made) == 6
+    states = state.state_checkpoints(run.model, run.optimizer)
+    size = sum(part.layout.size for part in states if part)
+    assert sum(copy.memory[torch.device("cpu")].numel() for copy in made) < 3 * size + 3 * 64 * 20
+
+
+def test_memory_is_used_again_in_the_next_shard(
+    begin: Begin, recorder: Callable[..., Recorder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = begin("tied", "adam").steps(1)
+    one = recorder(run)
+    one.start()
+    train(run, one, 9)
+    one.sealed(run.model)
+    monkeypatch.setattr(snapshot.Copy, "__init__", None)
+    one.start()
+    train(run, one, 9)
+    assert one.sealed(run.model).segments == 3
+
+
+def test_a_failure_is_raised_by_the_next_call_and_named(
+    begin: Begin, recorder: Callable[..., Recorder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = begin()
+    one = recorder(run, 2)
+    one.start()
+    train(run, one, 4)
+    one.finish()
+
+    def broken(data: memoryview) -> Any:
+        raise OSError("the hash is gone")
+
+    monkeypatch.setattr(notary, "sha256", broken)
+    with pytest.raises(WeightsError, match=r"boundary 3: .* OSError: the hash is gone"):
+        train(run, one, 60)
+    with pytest.raises(WeightsError, match="boundary 3"):
+        one.after_step()
+    for call in (one.finish, lambda: one.sealed(run.model)):
+        with pytest.raises(WeightsError, match="boundary 3"):
+            call()
+    monkeypatch.undo()
+    one.reset()
+    one.start()
+    train(run, one, 2)
+    assert one.finish().boundaries[-1] == digests(run)
+
+
+def test_training_that_waits_is_woken_by_a_failure(
+    begin: Begin, recorder: Callable[..., Recorder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = threading.Event()
+
+    def broken(data: memoryview) -> Any:
+        assert gate.wait(30)
+        raise MemoryError
+
+    monkeypatch.setattr(notary, "sha256", broken)
+    run = begin()
+    one = recorder(run, 1)
+    one.start()
+    threading.Timer(0.2, gate.set).start()
+    with pytest.raises(WeightsError, match=r"boundary 0: .* MemoryError"):
+        train(run, one, 20)
+
+
+def test_state_that_cannot_be_recorded_is_named(
+    begin: Begin, recorder: Callable[..., Recorder]
+) -> None:
+    run = begin("plain")
+    one = recorder(run)
+    one.start()
+    train(run, one, 2)
+    run.optimizer.state[run.model[0].weight]["since"] = 0.5
+    with pytest.raises(WeightsError, match=r"'since' of '0\.weight' is a float"):
+        train(run, one, 1)
+
+
+def test_no_number_in_the_weights_does_no_harm(
+    begin: Begin, recorder: Callable[..., Recorder]
+) -> None:
+    run = begin()
+    one = recorder(run)
+    one.start()
+    train(run, one, 3)
+    with torch.no_grad():
+        run.model[0].weight.fill_(torch.nan)
+    train(run, one, 6)
+    assert one.finish().boundaries[-1] == digests(run)
+    found = one.sealed(run.model)
+    assert found.moves[1:] == ((state.SATURATED,) * 2, (state.SATURATED,) * 2, (2**63 - 1, 0))
+
+
+def test_tensors_that_are_replaced_are_followed(
+    begin: Begin, recorder: Callable[..., Recorder]
+) -> None:
+    run = begin()
+    one = recorder(run, 1)
+    one.start()
+    train(run, one, 1)
+    run.model[1].running_mean = torch.full((6,), 5.0)
+    run.model[0].weight.data = torch.ones_like(run.model[0].weight)
+    train(run, one, 1)
+    assert one.finish().boundaries[2] == digests(run)
+    for change in (torch.zeros(7), torch.zeros(6, dtype=torch.float64), None):
+        one.start()
+        run.model[1].running_mean = change
+        with pytest.raises(WeightsError, match="no longer those that the shard began with"):
+            one.after_step()
+        run.model[1].running_mean = torch.zeros(6)
+        for call in (one.after_step, one.finish):
+            with pytest.raises(ChainError, match="has a gap"):
+                call()
+
+
+def test_an_interrupt_while_training_waits_leaves_no_gap_unnoticed(
+    begin: Begin, recorder: Callable[..., Recorder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = begin()
+    one = recorder(run, 1)
+    one.start()
+    train(run, one, 2)
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(snapshot.Copy, "take", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            train(run, one, 1)
+    with pytest.raises(ChainError, match="has a gap"):
+        train(run, one, 1)
+    one.start()
+    train(run, one, 5)
+    assert one.finish().boundaries[-1] == digests(run)
+
+
+def test_models_that_make_up_their_state(begin: Begin, recorder: Callable[..., Recorder]) -> None:
+    class Doubled(nn.Linear):
+        def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+            super()._save_to_state_dict(destination, prefix, keep_vars)
+            destination[prefix + "double"] = self.weight.detach() * 2
+
+    run = begin("plain")
+    run.model = nn.Sequential(Doubled(8, 4))
+    run.optimizer = torch.optim.SGD(run.model.parameters(), lr=0.1, momentum=0.9)
+    one = recorder(run, 2)
+    one.start()
+    train(run, one, 4)
+    assert one.finish().boundaries[-1] == digests(run)
+    assert one.finish().boundaries[1] != one.finish().boundaries[2]
+
+
+def test_calls_out_of_order(begin: Begin, recorder: Callable[..., Recorder]) -> None:
+    run = begin()
+    one = recorder(run)
+    for call in (one.after_step, one.finish, lambda: one.sealed(run.model)):
+        with pytest.raises(ChainError, match="nothing is being recorded"):
+            call()
+    one.abandon()
+    one.start()
+    one.abandon()
+    with pytest.raises(ChainError, match="nothing is being recorded"):
+        one.after_step()
+    with pytest.raises(TermsError, match="every 0 steps"):
+        recorder(run, 0)
+
+
+def test_starting_again_forgets_the_shard(begin: Begin, recorder: Callable[..., Recorder]) -> None:
+    run = begin()
+    one = recorder(run)
+    one.start()
+    train(run, one, 7)
+    one.start()
+    assert one.steps == 0
+    assert one.finish().boundaries == (digests(run),)
+    found = one.sealed(run.model)
+    assert found.segments == 0
+    assert found.moves == ((0, 0),)
+
+
+def test_no_thread_outlives_its_recorder(begin: Begin) -> None:
+    run = begin()
+    one = Recorder(run.model, run.optimizer, 2)
+    one.start()
+    train(run, one, 5)
+    assert threads()
+    one.abandon()
+    assert not threads()
+    one.start()
+    train(run, one, 5)
+    assert threads()
+    del one
+    gc.collect()
+    assert not threads()
+
+
+def test_dropped_work_does_not_delay_the_end(
+    begin: Begin, recorder: Callable[..., Recorder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed = []
+
+    def slow(data: memoryview) -> Any:
+        hashed.append(len(data))
+        time.sleep(0.01)
+        return hashlib.sha256(data)
+
+    monkeypatch.setattr(notary, "sha256", slow)
+    run = begin()
+    one = recorder(run, 1)
+    one.start()
+    train(run, one, 2)
+    one.abandon()
+    assert len(hashed) < 20
+
+
+def test_a_process_ends_in_the_middle_of_a_shard(in_child: Callable[..., Any]) -> None:
+    code = """
+import torch
+from polo.evidence.replay import recorder
+model = torch.nn.Linear(300, 300)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+one = recorder.Recorder(model, optimizer, 1)
+one.start()
+for _ in range(5):
+    model(torch.ones(2, 300)).sum().backward()
+    optimizer.step()
+    one.after_step()
+print("done")
+"""
+    assert in_child(code, bare=True).stdout.split() == ["done"]
+
+
+@FORKS
+def test_forked_children_are_not_harmed(begin: Begin, recorder: Callable[..., Recorder]) -> None:
+    run = begin("plain")
+    one = recorder(run, 1)
+    one.start()
+    data = TensorDataset(torch.randn(24, 8))
+    for _ in range(2):
+        for (batch,) in DataLoader(data, 4, num_workers=2, multiprocessing_context="fork"):
+            run.draw = lambda batch=batch: batch
+            train(run, one, 1)
+    assert one.finish().boundaries[-1] == digests(run)
+    child = os.fork()
+    if not child:
+        with contextlib.suppress(BaseException):
+            signal.alarm(20)
+            with contextlib.suppress(ChainError):
+                one.after_step()
+                os._exit(1)
+            one.reset()
+            one.abandon()
+            gc.collect()
+            os._exit(0)
+        os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+@FORKS
+def test_a_forked_child_may_end_while_threads_hash(
+    begin: Begin, recorder: Callable[..., Recorder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notary, "PIECE_BYTES", 1)
+    run = begin("tied", "adam")
+    one = recorder(run, 1)
+    one._notary._threads = 3
+    one.start()
+    for _ in range(10):
+        train(run, one, 2)
+        child = os.fork()
+        if not child:
+            signal.alarm(20)
+            one.abandon()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+    assert one.finish().boundaries[-1] == digests(run)
+
+
+def test_several_threads_hash_alike(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notary, "PIECE_BYTES", 1)
+    run = begin("tied", "adam").steps(2)
+    one = Recorder(run.model, run.optimizer, 2)
+    one._notary = Notary(one._free, threads=3)
+    one.start()
+    train(run, one, 8)
+    assert one.finish().boundaries[-1] == digests(run)
+    assert len(threads()) > 1
+    one.abandon()
+    assert not threads()

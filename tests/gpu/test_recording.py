@@ -1,0 +1,153 @@
+"""Recording on a GPU: the same digests and the same training, little memory, no waiting."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+
+from polo.evidence.replay import platform, state
+from polo.evidence.replay.record import Boundary
+from polo.evidence.replay.recorder import Recorder
+
+
+def optimizer_of(name: str, model: nn.Module) -> torch.optim.Optimizer:
+    if name == "momentum":
+        return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    return torch.optim.AdamW(model.parameters(), lr=1e-3, fused=name == "fused")
+
+
+@dataclass
+class Run:
+    """A convolutional network in training on the GPU."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+
+    @classmethod
+    def begin(cls, name: str, memory: torch.memory_format = torch.contiguous_format) -> "Run":
+        torch.manual_seed(4)
+        model = nn.Sequential(
+            nn.Conv2d(3, 64, 3), nn.BatchNorm2d(64), nn.ReLU(), nn.Conv2d(64, 64, 3),
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.1), nn.Linear(64, 1000),
+        )  # fmt: skip
+        model = model.cuda().to(memory_format=memory)
+        return cls(model, optimizer_of(name, model))
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16):
+            scores = self.model(torch.randn(16, 3, 16, 16, device="cuda"))
+        scores.float().pow(2).mean().backward()
+        self.optimizer.step()
+
+    def digests(self) -> Boundary:
+        return Boundary(*state.state_digests(self.model, self.optimizer))
+
+    def copies(self) -> state.Snapshot:
+        names = state.trained_names(self.model)
+        model, rest = state.named_state(self.model, self.optimizer)
+        return (
+            {name: model[name].detach().clone() for name in names},
+            {name: value.clone() for name, value in rest.items()},
+        )
+
+
+@pytest.fixture(autouse=True)
+def exact() -> Iterator[None]:
+    """Two runs are compared to the bit, so kernels must be those that repeat."""
+    torch.backends.cudnn.deterministic = True
+    yield
+    torch.backends.cudnn.deterministic = False
+
+
+@pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("name", ["momentum", "adamw", "fused"])
+def test_boundaries_and_moves_are_those_found_at_once(
+    name: str, memory: torch.memory_format
+) -> None:
+    run = Run.begin(name, memory)
+    recorder = Recorder(run.model, run.optimizer, 3)
+    for steps in (10, 9):
+        recorder.start()
+        wanted, kept = [run.digests()], [run.copies()]
+        for step in range(1, steps + 1):
+            run.step()
+            recorder.after_step()
+            if step % 3 == 0 or step == steps:
+                wanted.append(run.digests())
+                kept.append(run.copies())
+        assert recorder.finish().boundaries == tuple(wanted)
+        with torch.no_grad():
+            run.model[0].weight.add_(0.01)
+        found = recorder.sealed(run.model)
+        ends = [*kept[1:], run.copies()]
+        moves = [state.moves(a, b) for a, b in zip(kept, ends, strict=True)]
+        for got, right in zip(found.moves, [*moves[:-1], (moves[-1][0], 0)], strict=True):
+            assert got == pytest.approx(right, rel=1e-9, abs=2)
+        assert platform.parse(found.platform, "record")["device"] == "cuda"
+    recorder.abandon()
+
+
+@pytest.mark.parametrize("name", ["momentum", "adamw"])
+def test_training_is_the_same_to_the_bit(name: str) -> None:
+    found = []
+    for every in (None, 1, 4):
+        run = Run.begin(name)
+        recorder = Recorder(run.model, run.optimizer, every or 1)
+        if every:
+            recorder.start()
+        for _ in range(12):
+            run.step()
+            if every:
+                recorder.after_step()
+        found.append((run.digests(), torch.cuda.get_rng_state().tolist()))
+        recorder.abandon()
+    assert found[0] == found[1] == found[2]
+
+
+def test_a_run_without_pauses_on_a_stream_of_its_own() -> None:
+    plain = Run.begin("momentum")
+    wanted = []
+    for step in range(1, 65):
+        plain.step()
+        if step % 4 == 0:
+            wanted.append(plain.digests())
+    run = Run.begin("momentum")
+    recorder = Recorder(run.model, run.optimizer, 4)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        recorder.start()
+        for _ in range(64):
+            run.step()
+            recorder.after_step()
+        assert recorder.finish().boundaries[1:] == tuple(wanted)
+    recorder.abandon()
+
+
+def test_two_copies_of_the_state_are_all_that_the_device_holds() -> None:
+    run = Run.begin("adamw")
+    for _ in range(3):
+        run.step()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    recorder = Recorder(run.model, run.optimizer, 1)
+    recorder.start()
+    for _ in range(20):
+        run.step()
+        recorder.after_step()
+    recorder.wait()
+    parts = state.state_checkpoints(run.model, run.optimizer)
+    size = sum(part.layout.size for part in parts if part)
+    assert torch.cuda.memory_allocated() - before < 2.1 * size + 2**20
+    recorder.abandon()
+    assert torch.cuda.memory_allocated() - before < 2**20
+
+
+def test_settings_of_the_device_are_described_and_adopted() -> None:
+    here = platform.describe("cuda")
+    assert len(platform.text_of(here)) <= platform.SIZE
+    text = platform.text_of({**here, "benchmark": "on", "matmul": "tf32", "conv": "ieee"})
+    assert platform.differences(text, platform.describe_like(text)) == []
+    assert platform.describe("cuda") == here

@@ -1,0 +1,132 @@
+"""Honest runs are accepted at every level, attacks are not: end to end, on every small task."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from polo.storage.folder import ProofFolder
+from polo_lab.attacks.effort import ATTACKS
+from polo_lab.effort.case import Attempt, Case
+from polo_lab.effort.catalogue import SMALL, Key
+from polo_lab.effort.judging import Judgement, judge
+from polo_lab.effort.training import respond
+from polo_lab.experiments import effort, rows
+from polo_lab.experiments.__main__ import main
+
+LEVELS = {"chain", "start", "progress", "replay"}
+
+Cases = Callable[[str], Case]
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> Cases:
+    """A case of each task; its honest run is trained once."""
+    made: dict[str, Case] = {}
+
+    def case(task: str) -> Case:
+        if task not in made:
+            key = Key(task, "adam", "warmup", seed=11)
+            made[task] = key.case(tmp_path_factory.mktemp(task))
+        return made[task]
+
+    return case
+
+
+def honest(case: Case) -> Attempt:
+    victim = case.victim
+    return Attempt(victim.proof, respond(case.task, victim), victim.seconds, victim.steps)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", sorted(SMALL))
+def test_an_honest_run_is_accepted_at_every_level(cases: Cases, task: str, tmp_path: Path) -> None:
+    case = cases(task)
+    found = judge(case, honest(case), tmp_path / "answer")
+    assert found.outcome == "accepted", found.headline
+    assert found.levels == dict.fromkeys(LEVELS, "passed")
+    assert found.faults == ()
+    assert found.silence == ""
+    assert found.steps == case.steps
+    assert 0 < found.replayed < case.steps
+    assert found.accuracy == pytest.approx(case.victim.accuracy, abs=1e-6)
+    assert 0 < found.replaying < found.verifying
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", sorted(SMALL))
+@pytest.mark.parametrize("name", ["inflation", "straight interpolation", "few steps"])
+def test_a_cheap_attack_is_rejected(cases: Cases, task: str, name: str, tmp_path: Path) -> None:
+    case = cases(task)
+    attempt = next(attack for attack in ATTACKS if attack.name == name).run(case, tmp_path / name)
+    found = judge(case, attempt, tmp_path / "answer")
+    assert attempt.gradient_steps < case.steps / 2
+    assert found.outcome == "rejected", found.headline
+    assert found.levels["replay"] == "failed"
+
+
+@pytest.mark.slow
+def test_who_stays_silent_is_rejected(cases: Cases, tmp_path: Path) -> None:
+    case = cases("cancer")
+    found = judge(case, replace(honest(case), respond=None), tmp_path / "answer")
+    assert (found.outcome, found.faults) == ("rejected", ("replay/segment",))
+    assert found.silence == "stayed silent"
+
+
+@pytest.mark.slow
+def test_a_case_is_drawn_from_its_seed(cases: Cases, tmp_path: Path) -> None:
+    case = cases("cancer")
+    again, other = (Key("cancer", "adam", "warmup", seed).case(tmp_path) for seed in (11, 12))
+    records = [item.enrol("victim").enrolment.record for item in (case, again, other)]
+    assert records[0] == records[1] == ProofFolder(case.victim.proof).manifest().enrolment
+    assert records[2].digest != records[0].digest
+    assert case.enrolled.key.public_key != case.victim.who.key.public_key
+
+
+def broken(*_: object) -> Judgement:
+    raise RuntimeError("out of order")
+
+
+def test_a_run_that_breaks_is_recorded_and_counts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(effort, "judge", broken)
+    monkeypatch.setattr(Case, "victim", None)
+    monkeypatch.setattr(effort, "_honest", lambda *_: None)
+    [row] = effort.measure(effort.Unit(Key("cancer", "sgd", "constant", 1), ("honest",)))
+    assert (row.outcome, row.note) == (rows.ERROR, "RuntimeError: out of order")
+    assert row.wrong
+    assert "out of order" in capsys.readouterr().err
+
+
+def test_work_is_spread_over_the_cases() -> None:
+    work = effort.units(60, 60, attacks=["a", "b"])
+    counts = {name: sum(name in unit.runs for unit in work) for name in ("honest", "a", "b")}
+    assert counts == {"honest": 60, "a": 30, "b": 30}
+    assert work == effort.units(60, 60, attacks=["a", "b"])
+    assert len({unit.key.task for unit in work if "a" in unit.runs}) == len(SMALL)
+    assert sum("a" in unit.runs for unit in effort.units(60, 100, attacks=["a", "b"])) == 50
+    with pytest.raises(ValueError, match="as many honest runs"):
+        effort.units(10, 60, attacks=["a"])
+
+
+@pytest.mark.slow
+def test_an_experiment_is_recorded_and_taken_up_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "lines"
+    command = ["effort", "--honest=1", "--attacked=1", "--per-attack=1", "--task=cancer"]
+    command += ["--attack=inflation", "--workers=1", f"--out={out}"]
+    assert main(command) == 0
+    headers, found = rows.read(out)
+    assert [row.attack for row in found] == ["honest", "inflation"]
+    assert [row.outcome for row in found] == ["accepted", "rejected"]
+    assert found[1].step_share < 0.5
+    assert str(tmp_path) not in json.dumps(headers)
+    # The last line is lost in a cut; only that run is done again.
+    out.write_text(out.read_text()[:-30])
+    assert main(command) == 0
+    assert [row.attack for row in rows.read(out)[1]] == ["honest", "inflation"]
+    assert "inflation rejected 1" in capsys.readouterr().out

@@ -1,0 +1,121 @@
+"""What is recorded, and the page made of it."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from polo_lab.experiments import recorded, report, rows
+from polo_lab.experiments.recorded import Recorded
+from polo_lab.experiments.rows import Row
+
+PASSED = {"chain": "passed", "start": "passed", "progress": "passed", "replay": "passed"}
+HONEST = Row(
+    "digits", "adam", "cosine", 1, "honest", "accepted", PASSED,
+    seconds=2.0, steps=100, honest_seconds=2.0, honest_steps=100,
+    answering=1.0, verifying=0.5, replaying=0.2, replayed=25, accuracy=0.9, honest_accuracy=0.9,
+)  # fmt: skip
+FORGED = replace(
+    HONEST,
+    attack="inflation",
+    outcome="rejected",
+    levels={**PASSED, "replay": "failed"},
+    faults=("replay/segment",),
+    seconds=0.1,
+    steps=0,
+)
+RUN = {
+    "machine": {"cpu": "A", "cores": 2, "gpu": "", "python": "3.11", "packages": {"torch": "2"}},
+    "command": "python -m polo_lab.experiments effort",
+    "workers": 2,
+    "began": "2026-01-01T00:00:00+00:00",
+}
+
+
+def written(path: Path, *found: Row) -> Path:
+    lines = [{"run": RUN}, *({"row": row.to_json()} for row in found)]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return path
+
+
+def test_rows_come_back_as_they_were(tmp_path: Path) -> None:
+    _, found = rows.read(written(tmp_path / "lines", HONEST, FORGED))
+    assert found == [HONEST, FORGED]
+
+
+def test_a_line_that_was_cut_is_left_out(tmp_path: Path) -> None:
+    path = written(tmp_path / "lines", HONEST, FORGED)
+    path.write_text(path.read_text()[:-20])
+    assert rows.read(path) == ([RUN], [HONEST])
+
+
+def test_a_cheap_attack_that_passes_is_wrong() -> None:
+    assert not FORGED.wrong
+    assert replace(FORGED, outcome="accepted").wrong
+    assert not replace(FORGED, outcome="accepted", seconds=1.2, steps=60).wrong
+    # Either measure alone makes an attack cheap.
+    assert replace(FORGED, outcome="accepted", seconds=1.2).wrong
+    assert replace(FORGED, outcome="accepted", seconds=0.5, steps=60).wrong
+
+
+@pytest.mark.parametrize("outcome", ["rejected", "undecided", "error"])
+def test_an_honest_run_that_is_not_accepted_is_wrong(outcome: str) -> None:
+    assert not HONEST.wrong
+    assert replace(HONEST, outcome=outcome).wrong
+
+
+def test_levels_are_judged_one_by_one() -> None:
+    assert FORGED.accepted_by()
+    assert FORGED.accepted_by("start", "progress")
+    assert not FORGED.accepted_by("replay")
+    assert not replace(FORGED, levels={}).accepted_by()
+
+
+def test_recording_keeps_the_last_run_that_did_not_break(tmp_path: Path) -> None:
+    broken = replace(FORGED, outcome=rows.ERROR)
+    lines = written(tmp_path / "lines", broken, HONEST, FORGED, broken)
+    recorded.record("small", lines, tmp_path)
+    assert recorded.load(tmp_path) == [Recorded("small", [RUN], [FORGED, HONEST])]
+
+
+def test_what_passes_stands_first_and_in_bold() -> None:
+    passed = replace(FORGED, outcome="accepted", levels=PASSED, seconds=1.2, steps=60)
+    page = report.page([Recorded("small", [RUN], [HONEST, FORGED, passed])])
+    assert "**inflation: 1 of 2" in page
+    assert page.index("What still passes") < page.index("Attack × level")
+    assert "60% of the time and 60% of the gradient steps" in page
+    assert "cheap**" not in page
+    cheap = replace(passed, steps=10)
+    assert "1 of them cheap**" in report.page([Recorded("small", [RUN], [HONEST, cheap])])
+
+
+def test_the_table_counts_by_level() -> None:
+    page = report.page([Recorded("small", [RUN], [HONEST, FORGED, FORGED])])
+    line = next(line for line in page.splitlines() if line.startswith("| inflation | 5"))
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    assert cells[4:] == ["0", "0", "0", "2", "2 of 2", "15.8 to 100.0 %"]
+    assert "No attacked run was accepted by all levels: 0 of 2 (0.0 to 84.2 %)." in page
+
+
+def test_honest_alarms_are_counted() -> None:
+    alarm = replace(
+        HONEST,
+        outcome="rejected",
+        levels={**PASSED, "progress": "failed"},
+        faults=("progress/path",),
+    )
+    page = report.page([Recorded("small", [RUN], [HONEST, alarm])])
+    assert "| all | 0 | 0 | 1 | 0 | 1 of 2 | 1.3 to 98.7 % |" in page
+    assert "| progress | path | 1 of 2 (1.3 to 98.7 %) | – |" in page
+
+
+def test_the_page_is_what_was_recorded() -> None:
+    assert report.PAGE.read_text(encoding="utf-8") == report.page(recorded.load())
+
+
+def test_what_is_recorded_is_small_and_complete() -> None:
+    for experiment in recorded.load():
+        path = recorded.FOLDER / f"effort-{experiment.name}.json"
+        assert path.stat().st_size < 300_000
+        assert [row for row in experiment.rows if row.outcome == rows.ERROR] == []
