@@ -8,7 +8,7 @@ plain block that follows; where hashing is slower than training, the wait for it
 
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -24,8 +24,6 @@ from polo_lab.models.resnet import ResNet, resnet18
 EVERY = 16
 SEGMENTS = 2
 BATCH = 128
-_ROUNDS = 200
-_FEWER = 50
 _OVERHEAD = Target("at most", 1.02)
 _BYTES = Target("at most", 100.0)
 
@@ -33,6 +31,21 @@ _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "SGD with momentum": functools.partial(torch.optim.SGD, lr=0.01, momentum=0.9),
     "AdamW": functools.partial(torch.optim.AdamW, lr=1e-4),
 }
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is recorded how often, and measured by how many alternations."""
+
+    optimizer: str
+    every: int
+    rounds: int
+    target: Target | None = None
+
+
+_CASES = [Case("SGD with momentum", EVERY, 200, _OVERHEAD), Case("AdamW", EVERY, 25)]
+# Elsewhere steps are too small to tell how often is too often.
+_ON_GPU = [Case("SGD with momentum", 8, 40), Case("SGD with momentum", 32, 10)]
 
 
 @dataclass(frozen=True)
@@ -71,11 +84,11 @@ class Training:
 
 def run(quick: bool) -> Iterator[Figure]:
     """Blocks with and without recording; a digest that training waits for; bytes and memory."""
-    for number, name in enumerate(_OPTIMIZERS):
-        training = _training(name, small=quick or not torch.cuda.is_available())
-        rounds = 2 if quick else _FEWER if number else _ROUNDS
-        yield from _recorded(training, name, rounds, None if number else _OVERHEAD)
-    training = _training("SGD with momentum", small=quick or not torch.cuda.is_available())
+    on_gpu = torch.cuda.is_available()
+    for case in _CASES + _ON_GPU * on_gpu:
+        training = _training(case.optimizer, small=quick or not on_gpu)
+        yield from _recorded(training, replace(case, rounds=2) if quick else case)
+    training = _training("SGD with momentum", small=quick or not on_gpu)
     yield _synchronous(training, 2 if quick else 20)
 
 
@@ -93,57 +106,64 @@ def _training(name: str, *, small: bool) -> Training:
     return training
 
 
-def _recorded(
-    training: Training, name: str, rounds: int, target: Target | None
-) -> Iterator[Figure]:
-    before = _allocated(training)
-    recorder = Recorder(training.model, training.optimizer, EVERY)
+def _recorded(training: Training, case: Case) -> Iterator[Figure]:
+    before, block = _allocated(training), SEGMENTS * case.every
+    recorder = Recorder(training.model, training.optimizer, case.every)
     recorder.start()
     # From here on, snapshots come right after the first step of every segment of a block.
-    for _ in range(EVERY - 1):
+    for _ in range(case.every - 1):
         recorder.after_step()
 
     def recorded() -> None:
-        for _ in range(SEGMENTS * EVERY):
+        for _ in range(block):
             training.step()
             recorder.after_step()
         recorder.wait()
         training.settle()
 
     def plain() -> None:
-        for _ in range(SEGMENTS * EVERY):
+        for _ in range(block):
             training.step()
         training.settle()
 
     recorder.wait()
     recorder.seconds = 0.0
-    samples = interleave({"recorded": recorded, "plain": plain}, rounds)
-    waited, extra = recorder.seconds / (rounds + 1), _allocated(training) - before
+    samples = interleave({"recorded": recorded, "plain": plain}, case.rounds)
+    waited, extra = recorder.seconds / (case.rounds + 1), _allocated(training) - before
     record = recorder.sealed(training.model)
     recorder.abandon()
+    _check(training, record)
     note = (
-        f"{name}, {_where(training)}; {SEGMENTS} snapshots of {training.state_bytes / 2**20:.0f} "
-        f"MiB in {SEGMENTS * EVERY} steps, hashes included, {rounds} alternations"
+        f"{case.optimizer}, {_where(training)}; {SEGMENTS} snapshots of "
+        f"{training.state_bytes / 2**20:.0f} MiB in {block} steps, hashes included, "
+        f"{case.rounds} alternations"
     )
     yield ratio_of(
-        f"training recorded every {EVERY} steps, {name}",
+        f"training recorded every {case.every} steps, {case.optimizer}",
         samples,
         "recorded",
         "plain",
-        target=target,
+        target=case.target,
         note=note,
         details={
             "seconds inside the recorder, a block": waited,
             "device memory beyond training, in states": extra / training.state_bytes,
         },
     )
-    if target:
+    if case.target:
         twice = Record(record.boundaries * 2, record.moves * 2, record.platform)
         size, added = len(record.encode()), len(twice.encode()) - len(record.encode())
         yield amount_of(
             "bytes that a boundary adds to a record", "B", [added / len(record.boundaries)],
             target=_BYTES, note=f"the record of {record.segments} segments has {size}",
         )  # fmt: skip
+
+
+def _check(training: Training, record: Record) -> None:
+    """A fast record of something else would be worth nothing."""
+    last = record.boundaries[-1]
+    if (last.model, last.rest) != state_digests(training.model, training.optimizer):
+        raise RuntimeError("the record's last boundary is not the state that training is in")
 
 
 def _synchronous(training: Training, rounds: int) -> Figure:

@@ -17,7 +17,7 @@ HERE = Path(__file__).resolve().parent
 def build() -> dict[str, str]:
     """The text of every vector file by name."""
     sys.path.insert(0, str(HERE.parent))
-    from vectors import documents, handover, marks, replays, starts, trees
+    from vectors import documents, handover, marks, recordings, replays, starts, trees
 
     makers = {
         "canonical": documents.canonical_json,
@@ -33,6 +33,7 @@ def build() -> dict[str, str]:
         "order": replays.order_json,
         "reading": marks.reading_json,
         "recipe": replays.recipe_json,
+        "replay": recordings.replay_json,
         "root": trees.root_json,
         "seed": marks.seed_json,
         "signature": documents.signature_json,

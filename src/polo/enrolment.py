@@ -66,7 +66,7 @@ def make_terms(
     bits: int = 256,
     shards: int = 100,
     fewest_shards: int | None = None,
-    fewest_steps: int = 1,
+    fewest_steps: int | None = None,
     strength: float = 0.001,
     reduction: str = "sum",
     every: int = 1,
@@ -96,7 +96,8 @@ def make_terms(
         shards: Most shards.
         fewest_shards: Fewest shards; by default as many as the task's floor has steps, so that the
             last floor is always asked of somebody.
-        fewest_steps: Fewest optimizer steps per shard.
+        fewest_steps: Fewest optimizer steps per shard; by default a whole pass over the data
+            where replay is asked for, and 1 else.
         strength: λ of the mark's loss.
         reduction: Whether bit losses are summed (`sum`) or averaged (`mean`).
         every: The mark's gradient is added every so many steps, that many times as strong.
@@ -143,7 +144,7 @@ def make_terms(
         thresholds=Thresholds(millionths(embed), millionths(verify), log2_p),
         finish=FinishTerms(millionths(budget), millionths(margin)),
         noise=NoiseTerms(millionths(noise_fraction), millionths(noise[0]), millionths(noise[1])),
-        shards=ShardTerms(least, shards, fewest_steps),
+        shards=ShardTerms(least, shards, _steps(fewest_steps, replay)),
         start=_start_terms(start, parent),
         evidence=_evidence(task, progress, replay),
         history="all" if progress or replay else "any",
@@ -171,6 +172,16 @@ def _evidence(
             advice="See polo.tasks.training.Trainable, or do not ask for replay.",
         )
     return (*asked, EvidenceTerms("replay", replay.to_settings()))
+
+
+def _steps(fewest: int | None, replay: Asked | None) -> int:
+    """Fewest steps of a shard: with replay, shards of a step or two would ask for no effort."""
+    if fewest is not None:
+        return fewest
+    if replay is None:
+        return 1
+    settings = replay.to_settings()
+    return -(-int(settings["samples"]) // int(settings["batch"]))
 
 
 def _start_terms(start: str, parent: bytes | None) -> StartTerms:

@@ -231,7 +231,11 @@ def test_quickstart(tmp_path: Path) -> None:
     assert len(re.findall(r"✓ passed", done.stdout)) >= 6, done.stdout
     assert re.search(r"REJECTED at root \(shard 4", done.stdout)
     assert re.search(r"REJECTED at order \(shard 2", done.stdout)
-    assert re.search(r"ACCEPTED at level chain, forged in \d+ ms a shard", done.stdout)
+    assert "ACCEPTED at level chain + progress + replay" in done.stdout
+    assert re.search(r"REJECTED at level replay: segment \(shard \d+, segment", done.stdout)
+    assert re.search(r"REJECTED at level progress: ", done.stdout)
+    alone = r"level chain alone would have ACCEPTED it, forged in \d+ ms a shard"
+    assert re.search(alone, done.stdout)
     assert "polo compare: the trainer; the trainer's marks are in the thief's" in done.stdout
     named = re.search(r"CLAIM STANDS: the trainer: .*log2 p = (-[\d.]+)", done.stdout)
     assert named, done.stdout

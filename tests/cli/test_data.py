@@ -90,6 +90,11 @@ def test_a_recipe_from_a_file_with_changes(folder: Path) -> None:
     )  # fmt: skip
 
 
+def test_the_folder_of_the_data_will_do(folder: Path, columns: dict[str, Any]) -> None:
+    assert enrol(folder, "--data", folder / "data") == 0
+    assert terms(folder).data == DataSource.load(folder / "data", columns).root
+
+
 def test_without_data_nothing_changes(folder: Path) -> None:
     assert enrol(folder) == 0
     assert terms(folder).data is None
@@ -103,7 +108,10 @@ def test_without_data_nothing_changes(folder: Path) -> None:
         (["--data", "{0}/data/data.json", "--recipe", "speed=1"], "no setting 'speed'"),
         (["--data", "{0}/data/data.json", "--recipe", "rate=fast"], "recipe.rate"),
         (["--data", "{0}/data/data.json", "--recipe", "samples=5"], "recipe.samples"),
-        (["--data", "{0}/data/data.json", "--recipe", "{0}/no.toml"], "cannot be opened"),
+        (["--data", "{0}/data/data.json", "--recipe", "{0}/no.toml"], "nor a file of settings"),
+        (["--data", "{0}/data/data.json", "--recipe", "rate"], "such as rate=0.05"),
+        (["--data", "{0}/data/data.json", "--recipe", "schedule=cosine"], "needs total"),
+        (["--data", "{0}/data/data.json", "--recipe", "schedule=steps"], "needs milestones"),
         (["--data", "{0}/data/data.json", "--recipe", "{0}/alice.pub"], "no TOML"),
         (["--data", "{0}/data/secret"], "not a JSON document"),
         (["--data", "{0}/data/leaves"], "not a JSON document"),

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import polo
 from polo import cli
 from polo.evidence.replay.data import DataSource
 from polo.evidence.replay.recipe import Recipe
+from polo.protocol import signing
+from polo.storage.folder import ProofFolder
 
 TASK = "cloud:task"
 MODULE = """
@@ -118,6 +121,24 @@ def test_what_challenge_and_answer_say(
     assert at_desk(*VERIFY, "--challenge", out, "--answer", tmp_path / "answer") == 0
 
 
+def test_drawing_too_early_and_from_too_little(
+    at_desk: Callable[..., int],
+    desk: Path,
+    alice: Any,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shutil.copytree(desk / "proof", tmp_path / "open")
+    manifest = ProofFolder(desk / "proof").manifest()
+    still = signing.sign(replace(manifest, finished=False), alice)
+    (tmp_path / "open" / "manifest.json").write_bytes(still.to_bytes())
+    assert at_desk("challenge", tmp_path / "open", "--out", tmp_path / "early.json") == 0
+    assert "not closed yet" in capsys.readouterr().out
+    assert at_desk("export", "proof", "--as", "public", "--out", tmp_path / "p.polo") == 0
+    assert at_desk("challenge", tmp_path / "p.polo", "--out", tmp_path / "x.json") == 2
+    assert "without its records" in capsys.readouterr().err
+
+
 def test_the_folder_or_its_record_may_be_given(at_desk: Callable[..., int], tmp_path: Path) -> None:
     """`polo enrol` takes data.json; whoever gives that to `polo answer` means the folder."""
     order = ["answer", "proof", "challenge.json", "--data", "my-data/data.json"]
@@ -131,7 +152,7 @@ def test_verdicts_on_less_than_everything(
     assert at_desk(*VERIFY) == 2
     assert "nothing was drawn" in capsys.readouterr().out
     assert at_desk(*VERIFY, "--answer", "answer") == 2
-    assert "nothing was drawn" in capsys.readouterr().out
+    assert "--challenge" in capsys.readouterr().err
     assert at_desk(*VERIFY, "--challenge", "challenge.json") == 1
     assert "there is no answer" in capsys.readouterr().out
     assert at_desk(*VERIFY, "--challenge", "challenge.json", "--answer", "anwser") == 2
@@ -142,7 +163,7 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str]] = {
     "out is there": (("challenge", "proof", "--out", "challenge.json"), "is there already"),
     "no proof": (("challenge", "prof", "--out", "x.json"), "prof"),
     "no terms": (("challenge", "plain", "--out", "x.json"), "do not ask for replay"),
-    "order of arguments": (("answer", "challenge.json", "proof"), "challenge.json"),
+    "order of arguments": (("answer", "challenge.json", "proof"), "not a plain file"),
     "no challenge": (("answer", "proof", "x.json"), "x.json"),
     "challenge that is none": (("answer", "proof", "enrolment/enrolment.json"), "enrolment.json"),
     "folder as challenge": (("answer", "proof", "my-data"), "my-data"),

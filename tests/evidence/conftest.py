@@ -20,7 +20,7 @@ from polo.evidence.replay.data import DataSource
 from polo.evidence.replay.recipe import Recipe
 from polo.evidence.replay.record import Record, load
 from polo.protocol import nonces, signing
-from polo.protocol.challenge import Challenge, Place
+from polo.protocol.challenge import Answer, Challenge, Place
 from polo.protocol.digest import tagged
 from polo.protocol.records import Enrolment, File, Manifest
 from polo.storage.folder import MANIFEST_FILE, ProofFolder, evidence_path, state_path_of
@@ -181,6 +181,13 @@ class Trained:
         """Sign a changed manifest, as the prover can."""
         signed = signing.sign(manifest, self.key).to_bytes()
         (self.path / MANIFEST_FILE).write_bytes(signed)
+
+    def resign(self, answer: Path, **fields: Any) -> None:
+        """Change the signed part of an answer, and sign it; with `key` as somebody else."""
+        key = fields.pop("key", self.key)
+        record = Answer.from_bytes((answer / "answer.json").read_bytes(), "answer")
+        signed = signing.sign(replace(record, **fields), key)
+        (answer / "answer.json").write_bytes(signed.to_bytes())
 
     def record(self, shard: int) -> Record:
         """The record of a shard."""

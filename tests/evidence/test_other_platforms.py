@@ -15,14 +15,18 @@ from torch import nn
 import polo
 from polo.evidence.replay import calibration, platform
 from polo.evidence.replay import challenge as challenges
+from polo.evidence.replay.rerun import Rerun
 from polo.evidence.replay.shown import HeldCheckpoint, State
 from polo.evidence.replay.state import digest_of, rest_layout
-from polo.protocol import signing
-from polo.protocol.challenge import Answer, Challenge, Place
+from polo.evidence.replay.timeline import Timeline
+from polo.protocol.challenge import Answer, Challenge, Place, sealing_file
+from polo.storage.folder import ProofFolder
 from polo.verifier import Outcome, Status
+from polo.watermark.mark import carrier_of
 from polo.weights import dtypes
 from polo.weights.checkpoint import MemoryCheckpoint, checkpoint_of
 from polo.weights.files import write_checkpoint
+from polo.weights.hashing import commit
 
 DRAWN = Place(2, 1)
 
@@ -227,9 +231,7 @@ def test_ends_that_are_made_up_are_refused(
     boundaries[2] = replace(boundaries[2], **{part: digest})
     made.rewrite(2, replace(record, boundaries=tuple(boundaries)).encode())
     challenge = replace(challenge, proof=made.manifest.digest)
-    signed = Answer.from_bytes((answer / "answer.json").read_bytes(), "answer")
-    signed = signing.sign(replace(signed, challenge=challenge.digest), made.key)
-    (answer / "answer.json").write_bytes(signed.to_bytes())
+    made.resign(answer, challenge=challenge.digest)
     verdict = made.verify(challenge, answer, task=reordered(made.task))
     assert verdict.outcome is Outcome.REJECTED
     (failed,) = verdict.of(Status.FAILED)
@@ -279,7 +281,9 @@ def test_other_kernels_of_the_same_machine(
 def test_a_jittered_start_differs_in_the_last_digit() -> None:
     weights = torch.linspace(-2, 2, 999)
     for kind, digits in ((torch.float32, 24), (torch.float64, 53), (torch.bfloat16, 8)):
-        state = {"w": weights.to(kind), "step/w": torch.ones(3), "n": torch.arange(4)}
+        # A mean of squares that is zero must not turn negative.
+        still = {"step/w": torch.ones(3), "n": torch.arange(4), "zero": torch.zeros(9, dtype=kind)}
+        state = {"w": weights.to(kind), **still}
         one = MemoryCheckpoint(state)
         for number in range(2):
             other = calibration.Jittered(one, number)
@@ -306,3 +310,50 @@ def test_the_part_that_comes_off_worst_is_named() -> None:
     )  # fmt: skip
     assert (found.part, found.close, found.allowed) == ("buffers", False, calibration.LEAST)
     assert found.distance == pytest.approx(0.01, rel=1e-3)
+
+
+def sealed_as(
+    lean: Any, asked: tuple[Challenge, Path], name: str, change: Callable[[Any], Any]
+) -> Any:
+    """The sealing of shard 2, done again, where W_2 is another one than it was."""
+    folder = ProofFolder(lean.path)
+    layout = folder.layout()
+    state = {}
+    with folder.checkpoint(2, layout) as stored:
+        for at, tensor in enumerate(layout.tensors):
+            kind = dtypes.numpy_dtype(tensor.dtype)
+            values = np.frombuffer(stored.read(at, 0, tensor.size), kind).reshape(tensor.shape)
+            state[tensor.name] = np.asarray(change(values)) if tensor.name == name else values
+    after = MemoryCheckpoint(state)
+    first, second = lean.manifest.shards
+    manifest = replace(lean.manifest, shards=(first, replace(second, root=commit(after).root)))
+    rerun = Rerun(
+        manifest,
+        Timeline(manifest, lean.recipe, {1: lean.record(1), 2: lean.record(2)}),
+        carrier_of(manifest.terms, layout),
+        {2: folder.nonce(2)},
+        lean.task,
+        None,
+    )
+    before = HeldCheckpoint.read_from(asked[1] / sealing_file(2), layout)
+    answer = Answer.from_bytes((asked[1] / "answer.json").read_bytes(), "answer")
+    return rerun.sealing(2, before, after, answer.secrets[1].secret)
+
+
+@pytest.mark.parametrize("far", [False, True], ids=["same platform", "another"])
+def test_sealings_may_differ_by_rounding_and_in_weights_alone(
+    far: bool, lean: Any, asked: tuple[Challenge, Path], move: Callable[[], None]
+) -> None:
+    if far:
+        move()
+    changes: dict[str, tuple[str, Callable[[Any], Any], bool]] = {
+        "nothing": ("3.weight", lambda w: w, True),
+        "rounding": ("3.weight", lambda w: w * np.float32(1 + 1.2e-7), far),
+        "a jump": ("3.weight", lambda w: w + np.float32(1e-3), False),
+        "statistics": ("1.running_mean", lambda m: m * np.float32(1 + 1e-6), False),
+        "a count": ("1.num_batches_tracked", lambda n: n + 1, False),
+    }
+    for what, (name, change, fine) in changes.items():
+        check = sealed_as(lean, asked, name, change)
+        assert (check.status is Status.PASSED) == fine, what
+        assert check.shard == 2

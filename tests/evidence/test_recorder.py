@@ -16,10 +16,12 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from polo.errors import ChainError, TermsError, WeightsError
-from polo.evidence.replay import notary, platform, snapshot, state
+from polo.evidence.replay import hashing, memory, notary, platform, snapshot, state
+from polo.evidence.replay.measuring import Measuring
 from polo.evidence.replay.notary import Notary
 from polo.evidence.replay.record import Boundary
 from polo.evidence.replay.recorder import Recorder
+from polo.weights.checkpoint import MemoryCheckpoint
 
 Begin = Callable[..., Any]
 
@@ -68,9 +70,15 @@ def seal(run: Any) -> None:
             parameter.add_(0.01)
 
 
+@pytest.mark.parametrize("large", [memory.LARGE, 1], ids=["threads", "process"])
 def test_every_boundary_and_move_is_what_is_found_at_once(
-    kind: tuple[str, str], begin: Begin, recorder: Callable[..., Recorder]
+    large: int,
+    kind: tuple[str, str],
+    begin: Begin,
+    recorder: Callable[..., Recorder],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(memory, "LARGE", large)
     run = begin(*kind)
     one = recorder(run)
     for steps in (10, 9, 1):
@@ -91,6 +99,72 @@ def test_every_boundary_and_move_is_what_is_found_at_once(
         for got, right in zip(found.moves, [*moves[:-1], (moves[-1][0], 0)], strict=True):
             assert got == pytest.approx(right, rel=1e-9, abs=2)
         assert found.platform == platform.text_of(platform.describe("cpu"))
+    assert (one._notary._hasher._process is not None) == (large == 1)
+
+
+@pytest.mark.parametrize("large", [memory.LARGE, 1], ids=["threads", "process"])
+def test_what_is_on_several_devices_is_brought_together(
+    large: int, begin: Begin, recorder: Callable[..., Recorder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To torch the devices `cpu` and `cpu:0` are two, as far as recording can tell."""
+    home = snapshot._home
+    monkeypatch.setattr(memory, "LARGE", large)
+    monkeypatch.setattr(notary, "Memory", lambda size, pinned: memory.Memory(size))
+    monkeypatch.setattr(
+        snapshot, "_home", lambda value: torch.device("cpu", 0) if value.dim() % 2 else home(value)
+    )
+    run = begin("buffers", "adam")
+    one = recorder(run, 1)
+    one.start()
+    wanted, kept = [digests(run)], [run.copies()]
+    for _ in range(5):
+        train(run, one, 1)
+        wanted.append(digests(run))
+        kept.append(run.copies())
+    found = one.finish()
+    assert found.boundaries == tuple(wanted)
+    for at, move in enumerate(found.moves):
+        right = state.moves(trained(run, kept[at]), trained(run, kept[at + 1]))
+        assert move == pytest.approx(right, rel=1e-9, abs=2)
+    assert set(one._notary._images) == {"model", "rest"}
+    one.abandon()
+    assert not one._notary._images
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.float32,
+        torch.bfloat16,
+        torch.float64,
+        torch.complex64,
+        torch.float8_e5m2,
+        torch.int32,
+    ],
+)
+def test_moves_of_long_tensors_are_those_found_at_once(dtype: torch.dtype) -> None:
+    torch.manual_seed(8)
+    sizes = {"a/long": 2**21 + 37, "a/none": 0, "a/short": 5, "b/odd": 2**14 + 1, "step/long": 1}
+
+    def drawn() -> dict[str, torch.Tensor]:
+        kind = torch.complex64 if dtype.is_complex else torch.float32
+        found = {name: torch.randn(size, dtype=kind) for name, size in sizes.items()}
+        return {name: value.to(dtype) for name, value in found.items()}
+
+    slots, kept = [snapshot.Slot(), snapshot.Slot()], [drawn(), drawn()]
+    layout = MemoryCheckpoint(kept[0]).layout
+    model = snapshot.Plan(layout, list(kept[0].values()), ["a/long", "b/odd"])
+    rest = snapshot.Plan(layout, list(kept[0].values()))
+    moves = []
+    for at, slot in enumerate(slots):
+        values = list(kept[at].values())
+        slot.take((model, values), (rest, values))
+        moves.append(Measuring(slots[0] if at else None, slot).moves())
+    assert moves[0] is None
+    measured = [{name: side[name] for name in ("a/long", "b/odd")} for side in kept]
+    right = state.moves((measured[0], kept[0]), (measured[1], kept[1]))
+    assert moves[1] == pytest.approx(right, rel=1e-9, abs=2)
+    assert right[0] > 2**32 or not dtype.to_real().is_floating_point
 
 
 def test_training_is_the_same_to_the_bit(
@@ -136,7 +210,7 @@ def test_a_slow_hash_holds_training_back_and_memory_stays(
             made.append(self)
             super().__init__(plan)
 
-    monkeypatch.setattr(notary, "sha256", slow)
+    monkeypatch.setattr(hashing, "sha256", slow)
     monkeypatch.setattr(snapshot, "Copy", Counted)
     run = begin().steps(1)
     one, wanted = recorder(run, 1), [digests(run)]
@@ -190,7 +264,7 @@ def test_a_failure_is_raised_by_the_next_call_and_named(
     def broken(data: memoryview) -> Any:
         raise OSError("the hash is gone")
 
-    monkeypatch.setattr(notary, "sha256", broken)
+    monkeypatch.setattr(hashing, "sha256", broken)
     with pytest.raises(WeightsError, match=r"boundary 3: .* OSError: the hash is gone"):
         train(run, one, 60)
     with pytest.raises(WeightsError, match="boundary 3"):
@@ -214,7 +288,7 @@ def test_training_that_waits_is_woken_by_a_failure(
         assert gate.wait(30)
         raise MemoryError
 
-    monkeypatch.setattr(notary, "sha256", broken)
+    monkeypatch.setattr(hashing, "sha256", broken)
     run = begin()
     one = recorder(run, 1)
     one.start()
@@ -270,6 +344,24 @@ def test_tensors_that_are_replaced_are_followed(
         for call in (one.after_step, one.finish):
             with pytest.raises(ChainError, match="has a gap"):
                 call()
+
+
+def test_an_optimizer_may_replace_its_state(
+    begin: Begin, recorder: Callable[..., Recorder]
+) -> None:
+    run = begin("plain", "adam")
+    one = recorder(run, 1)
+    one.start()
+    train(run, one, 2)
+    run.optimizer.load_state_dict(run.optimizer.state_dict())
+    for kept in run.optimizer.state.values():
+        kept["exp_avg"] = torch.full_like(kept["exp_avg"], 0.25)
+    one.after_step()
+    wanted = digests(run)
+    for kept in run.optimizer.state.values():
+        kept["late"] = kept.pop("exp_avg").double()
+    one.after_step()
+    assert one.finish().boundaries[3:] == (wanted, digests(run))
 
 
 def test_an_interrupt_while_training_waits_leaves_no_gap_unnoticed(
@@ -364,7 +456,7 @@ def test_dropped_work_does_not_delay_the_end(
         time.sleep(0.01)
         return hashlib.sha256(data)
 
-    monkeypatch.setattr(notary, "sha256", slow)
+    monkeypatch.setattr(hashing, "sha256", slow)
     run = begin()
     one = recorder(run, 1)
     one.start()
@@ -420,10 +512,10 @@ def test_forked_children_are_not_harmed(begin: Begin, recorder: Callable[..., Re
 def test_a_forked_child_may_end_while_threads_hash(
     begin: Begin, recorder: Callable[..., Recorder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notary, "PIECE_BYTES", 1)
+    monkeypatch.setattr(hashing, "_LITTLE", 1)
     run = begin("tied", "adam")
     one = recorder(run, 1)
-    one._notary._threads = 3
+    one._notary = Notary(one._free, threads=3)
     one.start()
     for _ in range(10):
         train(run, one, 2)
@@ -437,7 +529,7 @@ def test_a_forked_child_may_end_while_threads_hash(
 
 
 def test_several_threads_hash_alike(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notary, "PIECE_BYTES", 1)
+    monkeypatch.setattr(hashing, "_LITTLE", 1)
     run = begin("tied", "adam").steps(2)
     one = Recorder(run.model, run.optimizer, 2)
     one._notary = Notary(one._free, threads=3)

@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import polo
 from polo.errors import ChainError, SignatureError, StoreError, TaskError, TermsError, WeightsError
 from polo.evidence.replay import challenge as challenges
 from polo.evidence.replay.data import DataSource
+from polo.protocol.records import Bundle
 from polo.storage import bundle, writer
 from polo.storage.folder import ProofFolder, state_path_of
 from polo.verifier import Outcome, Policy, Status
@@ -47,6 +48,21 @@ def frozen() -> nn.Module:
     model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 64), nn.Linear(64, 4))
     model[2].requires_grad_(False)
     return model
+
+
+class Tied(nn.Module):
+    """A model that goes through one matrix twice, there and back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.there, self.back = nn.Linear(16, 64), nn.Linear(64, 64, bias=False)
+        self.again = nn.Linear(64, 64, bias=False)
+        self.again.weight = self.back.weight
+        self.head = nn.Linear(64, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.head(self.again(self.back(self.there(x).relu()).relu()))
+        return found
 
 
 class Idle(nn.Module):
@@ -186,8 +202,14 @@ def test_a_bundle_serves_as_well(honest: Any, answered: tuple[Any, Path], tmp_pa
     assert "which only a whole proof shows" in " ".join(c.detail for c in verdict.checks)
     with pytest.raises(StoreError):
         challenges.draw(tmp_path / "public.polo")
+    bundle.write_bundle(folder, tmp_path / "buyer.polo", Bundle("buyer", (1,)))
+    verdict = polo.verify(tmp_path / "buyer.polo", **options)
+    assert "ACCEPTED as a disclosure" in verdict.headline()
+    assert verdict.levels == ("chain",)
+    assert "which only a whole proof shows" in " ".join(c.detail for c in verdict.of(Status.NOTE))
 
 
+@pytest.mark.slow
 def test_deltas_are_undone_for_prover_and_verifier(
     train: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -204,6 +226,7 @@ def test_all_checkpoints_must_be_kept(
         training(tmp_path / "proof", retention=retention)
 
 
+@pytest.mark.slow
 def test_terms_that_let_checkpoints_go_decide_nothing(
     train: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,7 +263,12 @@ RECIPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", RECIPES)
+def some_slow(names: Iterable[str], quick: str) -> list[Any]:
+    """Parameters of which all but one count as slow."""
+    return [name if name == quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize("name", some_slow(RECIPES, "adam, cosine"))
 def test_recipes(
     name: str, train: Callable[..., Any], recipe_of: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -248,11 +276,17 @@ def test_recipes(
     assert passed(made.replayed(tmp_path / "answer"))
 
 
-@pytest.mark.parametrize("build", [dropping, Half, frozen], ids=["dropout", "bf16", "frozen"])
-def test_models(
-    build: Callable[[], Any], task: Any, train: Callable[..., Any], tmp_path: Path
-) -> None:
-    made = train(tmp_path / "proof", task=type(task)(build), terms={"bits": 64})
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "dropout": dropping,
+    "bf16": Half,
+    "frozen": frozen,
+    "tied": Tied,
+}
+
+
+@pytest.mark.parametrize("name", some_slow(MODELS, "tied"))
+def test_models(name: str, task: Any, train: Callable[..., Any], tmp_path: Path) -> None:
+    made = train(tmp_path / "proof", task=type(task)(MODELS[name]), terms={"bits": 64})
     assert passed(made.replayed(tmp_path / "answer", ends=True))
 
 
@@ -296,7 +330,7 @@ class Points(Dataset[Any]):
         return {name: torch.as_tensor(values[index]) for name, values in self._columns.items()}
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_users_keep_their_loader(
     workers: int, task: Any, train: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -331,9 +365,8 @@ def test_a_loop_with_an_order_of_its_own_is_found_out_by_the_prover(
     assert not (tmp_path / "answer").exists(), "half an answer is in nobody's way"
 
 
-def test_a_finer_drawn_order_within_a_shard_of_two_passes(
-    train: Callable[..., Any], tmp_path: Path
-) -> None:
+@pytest.mark.slow
+def test_a_shard_of_two_passes(train: Callable[..., Any], tmp_path: Path) -> None:
     def loop(run: Any) -> None:
         for _ in range(2):
             for numbers in run.prover.sampler:
@@ -385,6 +418,7 @@ def test_what_could_not_be_run_again_is_refused_before_training(
     run.prover.close()
 
 
+@pytest.mark.slow
 def test_a_scheduler_of_the_users_own_changes_nothing(
     train: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -459,7 +493,7 @@ def test_a_parameter_without_gradient_is_named_at_the_first_step(
     run.prover.close()
 
 
-@pytest.mark.parametrize("epochs", [1, 2])
+@pytest.mark.parametrize("epochs", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_closed_run_goes_on_to_the_bit(
     epochs: int,
     training: Callable[..., Any],
@@ -533,3 +567,13 @@ def test_answers_need_the_provers_own_things(
 
 def _unfinished(manifest: Any) -> Any:
     return replace(manifest, finished=False)
+
+
+def test_who_buys_a_replayed_model_need_not_replay_it_again(
+    honest: Any, buy: Callable[..., Any], bob: Any, tmp_path: Path
+) -> None:
+    """The earlier owner's steps were the earlier verifier's business."""
+    owned = buy(tmp_path / "bob", bob, seller=honest.path, seller_key=honest.key)
+    verdict = owned.made.verify(policy=Policy("none"))
+    assert verdict.outcome is Outcome.ACCEPTED, verdict.headline()
+    assert verdict.levels == ("chain",)

@@ -16,6 +16,7 @@ from polo_lab.effort.training import respond
 from polo_lab.experiments import effort, rows
 from polo_lab.experiments.__main__ import main
 
+FORGED = "inflation from a drawn start"
 LEVELS = {"chain", "start", "progress", "replay"}
 
 Cases = Callable[[str], Case]
@@ -57,7 +58,7 @@ def test_an_honest_run_is_accepted_at_every_level(cases: Cases, task: str, tmp_p
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", sorted(SMALL))
-@pytest.mark.parametrize("name", ["inflation", "straight interpolation", "few steps"])
+@pytest.mark.parametrize("name", [FORGED, "interpolation, straight", "few real steps, 20%"])
 def test_a_cheap_attack_is_rejected(cases: Cases, task: str, name: str, tmp_path: Path) -> None:
     case = cases(task)
     attempt = next(attack for attack in ATTACKS if attack.name == name).run(case, tmp_path / name)
@@ -71,7 +72,7 @@ def test_a_cheap_attack_is_rejected(cases: Cases, task: str, name: str, tmp_path
 def test_who_stays_silent_is_rejected(cases: Cases, tmp_path: Path) -> None:
     case = cases("cancer")
     found = judge(case, replace(honest(case), respond=None), tmp_path / "answer")
-    assert (found.outcome, found.faults) == ("rejected", ("replay/segment",))
+    assert (found.outcome, found.faults[0]) == ("rejected", "replay/segment")
     assert found.silence == "stayed silent"
 
 
@@ -118,15 +119,15 @@ def test_an_experiment_is_recorded_and_taken_up_again(
 ) -> None:
     out = tmp_path / "lines"
     command = ["effort", "--honest=1", "--attacked=1", "--per-attack=1", "--task=cancer"]
-    command += ["--attack=inflation", "--workers=1", f"--out={out}"]
+    command += [f"--attack={FORGED}", "--workers=1", f"--out={out}"]
     assert main(command) == 0
     headers, found = rows.read(out)
-    assert [row.attack for row in found] == ["honest", "inflation"]
+    assert [row.attack for row in found] == ["honest", FORGED]
     assert [row.outcome for row in found] == ["accepted", "rejected"]
     assert found[1].step_share < 0.5
     assert str(tmp_path) not in json.dumps(headers)
     # The last line is lost in a cut; only that run is done again.
     out.write_text(out.read_text()[:-30])
     assert main(command) == 0
-    assert [row.attack for row in rows.read(out)[1]] == ["honest", "inflation"]
-    assert "inflation rejected 1" in capsys.readouterr().out
+    assert [row.attack for row in rows.read(out)[1]] == ["honest", FORGED]
+    assert f"{FORGED} rejected 1" in capsys.readouterr().out

@@ -645,6 +645,86 @@ def rate_of(settings, step):
     return full * float(Fraction(total + 2**96, 2**97))
 
 
+# Section 17: states, moves, records, the draw
+
+ENDLESS = 2**63 - 1
+
+
+def state_digest(layout, tensors):
+    if layout is None:
+        return tagged("polo/state/1")
+    hashes = b""
+    for data in tensors:
+        for at in range(0, len(data), 2**24):
+            hashes += hashlib.sha256(data[at : at + 2**24]).digest()
+    return tagged("polo/state/1", digest(layout) + hashes)
+
+
+def move(length):
+    return round(length * 2**32) if length * 2**32 < ENDLESS else ENDLESS
+
+
+def model_move(before, after):
+    return move(math.dist(before, after))
+
+
+def rest_move(keys):
+    """The move of a rest, by key; None for tensors that are not there yet."""
+    worst = 0
+    for key, (before, after) in keys.items():
+        if key != "step":
+            before = before or [0] * len(after)
+            smaller = min(math.hypot(*before), math.hypot(*after))
+            worst = max(worst, move(math.dist(before, after) / smaller) if smaller else ENDLESS)
+    return worst
+
+
+def read_record(segments, data):
+    """States, moves and platform in the record of a shard."""
+    b = segments + 1
+    text = (
+        f'{{"states":{{"dtype":"U8","shape":[{b},64],"data_offsets":[0,{64 * b}]}},'
+        f'"moves":{{"dtype":"U64","shape":[{b},2],"data_offsets":[{64 * b},{80 * b}]}},'
+        f'"platform":{{"dtype":"U8","shape":[512],"data_offsets":[{80 * b},{80 * b + 512}]}}}}'
+    ).encode()
+    text += b" " * (-len(text) % 8)
+    need(data[: 8 + len(text)] == u64(len(text)) + text, "header")
+    body = data[8 + len(text) :]
+    need(len(body) == 80 * b + 512, "size")
+    states = [(body[i : i + 32], body[i + 32 : i + 64]) for i in range(0, 64 * b, 64)]
+    moves = list(struct.iter_unpack("<QQ", body[64 * b : 80 * b]))
+    need(max(map(max, moves)) <= ENDLESS and moves[-1][1] == 0, "moves")
+    try:
+        platform = document(body[80 * b :].rstrip(b" "))
+    except ValueError as error:
+        raise RefusedError("platform") from error
+    need(isinstance(platform, dict), "platform")
+    need(all(isinstance(value, str) for value in platform.values()), "platform")
+    return states, moves, platform
+
+
+def record_digest(data):
+    return tagged("polo/replay-record/1", data)
+
+
+def always_run(top, shards):
+    """Segments that are always run again, by shard and number, and the one sealing."""
+    places = [(x, at) for x, moves in enumerate(shards, 1) for at in range(len(moves) - 1)]
+    found = {0}
+    for kind in (0, 1):
+        size = [shards[x - 1][at][kind] for x, at in places]
+        for number in sorted(range(len(places)), key=lambda i: (-size[i], i))[:top]:
+            found |= {number} if kind else {number, max(0, number - 1)}
+    sealings = [moves[-1][0] for moves in shards]
+    return [places[number] for number in sorted(found)], sealings.index(max(sealings)) + 1
+
+
+def challenge_holds(challenge):
+    places = [(place["shard"], place["segment"]) for place in challenge["segments"]]
+    sealings = challenge["sealings"]
+    return places == sorted(set(places)) and sealings == sorted(set(sealings))
+
+
 # Section 10, less accuracy and delivered files
 
 

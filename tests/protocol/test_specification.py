@@ -10,7 +10,9 @@ import pytest
 
 import polo
 from polo.checks import MEANINGS
-from polo.protocol import canonical, chain, records, sampler, transfer
+from polo.evidence.progress import rules
+from polo.evidence.replay import calibration, platform, state, timeline
+from polo.protocol import canonical, chain, challenge, records, sampler, transfer
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted((ROOT / "src" / "polo").rglob("*.py"))
@@ -27,7 +29,6 @@ DEFAULTS = {
     "margin": "margin",
     "noise.fraction": "noise_fraction",
     "shards.most": "shards",
-    "fewest_steps": "fewest_steps",
 }
 
 
@@ -66,6 +67,8 @@ def test_the_defaults_are_those_of_the_code(text):
         default = signature.parameters[argument].default
         written = written.replace("\N{MINUS SIGN}", "-")
         assert (written if isinstance(default, str) else float(written)) == default, term
+    assert signature.parameters["fewest_steps"].default is None
+    assert "| `fewest_steps` | 1; with replay a pass over the data |" in table
     noise = signature.parameters["noise"].default
     assert noise[0] == noise[1]
     assert f"| `noise.least`, `noise.most` | {noise[0]:.2f} |" in table
@@ -98,6 +101,24 @@ def test_every_check_is_specified(text):
 def test_the_table_of_the_sampler_is_the_one_written_down(text):
     table = sampler.table()
     assert hashlib.sha256(struct.pack(f"<{len(table)}Q", *table)).hexdigest() in text
+
+
+def test_every_setting_of_progress_is_specified(text):
+    own = text.partition("\n## 15. ")[2].partition("\n## ")[0]
+    assert set(rules.KINDS) == set(re.findall(r"^\| `([a-z]+)` \|", own, re.MULTILINE))
+
+
+def test_the_numbers_of_replay_are_those_of_the_code(text):
+    assert f"at most 2^{timeline.MAX_SEGMENTS.bit_length() - 1} segments" in text
+    assert f"then spaces up to {platform.SIZE} bytes" in text
+    assert f"Threads (up to {platform.MAX_THREADS})" in text
+    assert f"| `segments` | list of Place, {challenge.MAX_PLACES:,} |" in text
+    assert state.PIECE_BYTES == 2**24
+    assert "cut into pieces of 2^24 bytes" in text
+    assert (state.MOVE_ONE, state.SATURATED) == (2**32, 2**63 - 1)
+    assert (calibration.REPETITIONS, calibration.FACTOR, calibration.LEAST) == (3, 8.0, 1e-6)
+    assert "runs the segment three times more" in text
+    assert "max(10^−6, 8 · drift)" in text
 
 
 def test_every_vector_file_is_named(text, vectors):

@@ -39,6 +39,9 @@ def test_every_level_has_a_section_in_order(effort_verdict: Make, read_page: Rea
         assert LEVEL_TEXTS[name].does_not_show in text
     warnings = page.find("p", class_="amber")
     assert len(warnings) == 3
+    # Replay closes what the chain and the heuristics leave open by themselves.
+    assert warnings[0].startswith("By itself it does not show: effort; offline")
+    assert warnings[1].startswith("By itself it does not show: ")
     assert "never enough for pay" in warnings[1]
     assert "worth learning; nor every segment" in warnings[2]
     assert "escapes with probability 0.8." in warnings[2]
@@ -57,6 +60,7 @@ def test_a_chain_alone_has_no_chips(effort_verdict: Make, read_page: Reader) -> 
     page = read_page(render(effort_verdict(levels=("chain",))))
     assert not page.find("ul", class_="chips")
     assert len(page.find("section", class_="level")) == 1
+    assert page.find("p", class_="amber")[0].startswith("It does not show: effort; offline")
     assert page.find("small") == ["at level chain"]
 
 
@@ -91,7 +95,7 @@ def test_figures_of_a_forged_run(effort_verdict: Make, read_page: Reader) -> Non
 def test_charts_of_progress(effort_verdict: Make, read_page: Reader) -> None:
     page = read_page(render(effort_verdict(levels=("chain", "progress"))))
     text = level(page, "progress")
-    assert "6 asked at first" in text
+    assert "8 asked at first" in text
     assert "2.07 or less asked" in text
     drawn = page.find("svg", class_="polo-chart", role="img")
     assert len(drawn) == 3 + 3

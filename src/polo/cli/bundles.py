@@ -217,9 +217,8 @@ def _check_here(folder: "ProofFolder", bundle: "Bundle") -> None:
 def _report(
     proof: Path, manifest: "Manifest", bundle: "Bundle", out: Path, to: str | None, *, json: bool
 ) -> None:
-    from polo.checks import plain
+    from polo.checks import plain, spans
     from polo.storage.disclosures import secret_marks
-    from polo.checks import spans
 
     total = len(manifest.shards)
     left = len(secret_marks(proof, total))
@@ -269,9 +268,8 @@ def _contents(bundle: "Bundle") -> str:
 
 
 def _print_list(proof: Path, manifest: "Manifest", *, json: bool) -> None:
-    from polo.checks import plain
+    from polo.checks import plain, spans
     from polo.storage.disclosures import disclosures, secret_marks
-    from polo.checks import spans
 
     entries = disclosures(proof)
     total = len(manifest.shards)

@@ -24,7 +24,7 @@ def enrol(
     bits: int = 256,
     shards: int = 100,
     fewest_shards: int | None = None,
-    fewest_steps: int = 1,
+    fewest_steps: int | None = None,
     strength: float = 0.001,
     reduction: Literal["sum", "mean"] = "sum",
     every: int = 1,
@@ -66,7 +66,7 @@ def enrol(
     fewest_shards
         Fewest shards; by default as many as the task's floor has steps.
     fewest_steps
-        Fewest optimizer steps per shard.
+        Fewest optimizer steps per shard; by default 1, and with --data a whole pass over them.
     strength
         λ, the weight of the mark's loss.
     reduction

@@ -44,7 +44,7 @@ def challenge(
     from polo.storage.bundle import glance
 
     _check_new(out)
-    bundle, _ = glance(proof)
+    bundle, manifest = glance(proof)
     if bundle and bundle.kind != "verifier":
         raise StoreError(
             "is only part of a proof, without its records",
@@ -58,6 +58,8 @@ def challenge(
         return
     places, sealings = len(drawn.segments), len(drawn.sealings)
     print(f"{out}  {places} segments and {sealings} sealings; send it to the prover")
+    if not manifest.finished:
+        print("the proof is not closed yet: if it grows, this challenge does not fit it any more")
 
 
 def answer(
@@ -114,7 +116,8 @@ def answer(
 
     identity = Identity.load(key, passphrase_of() if passphrase else None)
     name = task or ProofFolder(proof).manifest().terms.task.name
-    source = DataSource.load(data, load_arrays(arrays))
+    # Whoever gives the record, as to polo enrol, means the folder that it lies in.
+    source = DataSource.load(data.parent if data.is_file() else data, load_arrays(arrays))
     began = time.perf_counter()
     with progress_bar() as tell:
         made = answers.answer(

@@ -25,6 +25,7 @@ ANCESTORS_FOLDER = "ancestors"
 _MAX_NONCE_FILE = 16 * 1024
 MAX_TRANSFER_FILE = 16 * 1024
 MAX_BUNDLE_FILE = 128 * 1024
+_MAX_EVIDENCE_FILE = 96 * 2**20
 _MAX_ENTRIES = 500_000
 
 
@@ -82,6 +83,8 @@ def limits_of(layout: Layout, scheme: SchemeTerms) -> Callable[[str], int]:
             return 1024 + scheme.blocks * (CHUNK_BYTES + 8 + 64 * SIZE)
         if kind == "nonces":
             return _MAX_NONCE_FILE
+        if kind == "evidence":
+            return _MAX_EVIDENCE_FILE
         return canonical.MAX_DOCUMENT_BYTES
 
     return most_bytes

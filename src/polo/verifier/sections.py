@@ -74,10 +74,16 @@ def _head(verdict: Verdict, level: str) -> Iterator[Markup]:
     yield tag("p", found[:1].upper() + found[1:] + ".")
     shows = "It shows" if end is Status.PASSED else "When it passes, it shows"
     yield tag("p", tag("b", f"{shows}: "), f"{text.shows}.", class_="quiet")
-    open_ = text.does_not_show
-    if level == "replay":
-        open_ = "; nor ".join(words for own, words in verdict.gaps() if own == level)
-    yield tag("p", tag("b", "It does not show: "), f"{open_}.", class_="amber")
+    yield tag("p", *_gap(verdict, level), class_="amber")
+
+
+def _gap(verdict: Verdict, level: str) -> tuple[Markup, str]:
+    """What a level does not show; if another level that was asked for does, that it is no more."""
+    left = [words for own, words in verdict.gaps() if own == level]
+    own = verdict.texts[level].does_not_show
+    if own in left:
+        return tag("b", "It does not show: "), f"{'; nor '.join(left)}."
+    return tag("b", "By itself it does not show: "), f"{own}."
 
 
 def _found(verdict: Verdict, level: str) -> str:

@@ -39,7 +39,6 @@ from polo.watermark.mark import carrier_of, derive
 from polo.watermark.reading import OpenedCheckpoint, read, values_of
 from polo.watermark.schemes import SCHEMES
 from polo.weights.checkpoint import Checkpoint
-from polo.weights.files import FileCheckpoint
 from polo.weights.hashing import commit
 
 MOST_STRANGERS = 100
@@ -204,6 +203,8 @@ class _Run:
         self.facts["bundle"] = described(bundle, len(manifest.shards))
         if bundle.kind != "verifier":
             self._shown = {file.path for file in held}
+            # What needs the weights is no part of a verdict on a disclosure, like accuracy.
+            self.levels = tuple(level for level in self.levels if level not in KNOWN)
         yield Check("bundle", Status.PASSED, str(self.facts["bundle"]))
         if self._policy.whole and self._shown is not None:
             yield Check(
@@ -553,11 +554,11 @@ class _Run:
         if terms.base is not None:
             detail = "the terms bind base, which this release cannot check"
             yield Check("evidence", Status.UNDECIDED, detail)
-        yield from self._unchecked()
+        yield from self._unchecked(manifest)
 
-    def _unchecked(self) -> Iterator[Check]:
+    def _unchecked(self, manifest: Manifest) -> Iterator[Check]:
         """Levels that the terms ask for and that were not looked at."""
-        for level in self.levels[1:]:
+        for level in (item.level for item in manifest.terms.evidence[1:]):
             if self._earlier:
                 detail = f"the earlier owner's terms asked for {level}, which was not checked again"
                 yield Check("evidence", Status.NOTE, detail, level=level)
@@ -568,7 +569,7 @@ class _Run:
             elif self._shown is not None:
                 detail = f"the terms ask for {level}, which only a whole proof shows"
                 advice = "Ask the prover for the verifier's bundle."
-                yield Check("evidence", Status.UNDECIDED, detail, advice=advice, level=level)
+                yield Check("evidence", Status.NOTE, detail, advice=advice)
 
 
 def _parent(manifest: Manifest) -> Iterator[Check]:

@@ -83,6 +83,11 @@ class Case:
         """The task's training data, column by column."""
         return self.task.train_columns()
 
+    @cached_property
+    def device(self) -> str:
+        """Where the task trains."""
+        return str(next(self.task.build_model().parameters()).device)
+
     @property
     def samples(self) -> int:
         """Number of training samples."""

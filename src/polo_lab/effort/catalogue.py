@@ -64,7 +64,7 @@ LARGE: dict[str, Entry] = {
         Cifar,
         "CIFAR-10, ResNet-18 in bfloat16 with varied images",
         {"sgd": 0.1, "momentum": 0.05, "adam": 0.001, "adamw": 0.001},
-        {"passes": 2, "batch": 128, "every": 8, "shards": 5},
+        {"batch": 128, "every": 8, "draws": 16, "shards": 5},
     ),
 }
 """Tasks that want a GPU."""

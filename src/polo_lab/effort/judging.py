@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,8 +18,6 @@ from polo_lab.effort.case import LEVELS, Attempt, Case
 START = "start"
 """The check of the start counts for itself: the paper's chain may start anywhere."""
 
-UNREACHED = "unreached"
-
 _ENDINGS = {Status.FAILED: "failed", Status.UNDECIDED: "undecided", Status.PASSED: "passed"}
 
 
@@ -29,8 +27,8 @@ class Judgement:
 
     Attributes:
         outcome: `accepted`, `rejected` or `undecided`, by all levels that the terms ask for.
-        levels: How each level's own checks, and `start`, ended: `passed`, `failed`, `undecided`,
-            `unreached`.
+        levels: How each level's own checks, and `start`, ended: `passed`, `failed` or `undecided`;
+            what was not reached is not in it.
         faults: Checks that failed or could not be decided, as `level/name`, each once.
         headline: The verdict in one sentence.
         accuracy: The accuracy of the newest checkpoint that the verifier tested.
@@ -79,7 +77,7 @@ def judge(case: Case, attempt: Attempt, folder: Path) -> Judgement:
     watch("end", 0, 0)
     return Judgement(
         outcome=verdict.outcome.name.lower(),
-        levels={part: _ending(verdict.checks, part) for part in (*LEVELS, START)},
+        levels=_endings(verdict.checks),
         faults=_faults(verdict.checks),
         headline=verdict.headline(),
         accuracy=_accuracy(verdict),
@@ -118,9 +116,13 @@ def _part(check: Check) -> str:
     return START if check.name == START else check.level
 
 
-def _ending(checks: Iterable[Check], part: str) -> str:
-    found = {check.status for check in checks if _part(check) == part}
-    return next((word for status, word in _ENDINGS.items() if status in found), UNREACHED)
+def _endings(checks: Sequence[Check]) -> dict[str, str]:
+    endings = {}
+    for part in (*LEVELS, START):
+        found = {check.status for check in checks if _part(check) == part}
+        if word := next((word for status, word in _ENDINGS.items() if status in found), ""):
+            endings[part] = word
+    return endings
 
 
 def _faults(checks: Iterable[Check]) -> tuple[str, ...]:

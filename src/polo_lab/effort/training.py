@@ -1,5 +1,6 @@
 """The honest run: training under a plan's recipe with a prover attached."""
 
+import copy
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -92,7 +93,8 @@ def train(task: LabTask, plan: Plan, who: Enrolled, folder: Path) -> Trained:
     return Trained(
         who=who,
         proof=proof.path,
-        state={name: value.detach().clone() for name, value in model.state_dict().items()},
+        # A copy of the whole module: one of each tensor would untie those that are one.
+        state=dict(copy.deepcopy(model).state_dict()),
         accuracy=task.evaluate(model),
         seconds=seconds,
         steps=sum(shard.steps for shard in proof.manifest.shards) + proof.outside,

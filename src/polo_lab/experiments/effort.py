@@ -92,7 +92,7 @@ def run(work: Iterable[Unit], *, workers: int, out: Path, minutes: float = 0) ->
             row for found in _measured(pending, workers, deadline) for row in _kept(file, found)
         ]
     left = sum(len(unit.runs) for unit in pending) - len(done)
-    return _summary([*known, *done], left)
+    return _summary(rows.settled([*known, *done]), left)
 
 
 def measure(unit: Unit) -> list[Row]:

@@ -1,6 +1,7 @@
 """Recorded results: every run as one short line of a JSON document under docs/recorded/."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +11,9 @@ from polo_lab.experiments.rows import Row
 
 FOLDER = Path(__file__).parents[3] / "docs" / "recorded"
 _PREFIX = "effort-"
+_PARTS = ("chain", "start", "progress", "replay")
+_ENDINGS = {word[0]: word for word in ("passed", "failed", "undecided")}
+_COLUMNS = [field.name for field in fields(Row) if field.name != "note"]
 
 
 class Recorded(NamedTuple):
@@ -27,23 +31,28 @@ class Recorded(NamedTuple):
 
 
 def record(name: str, lines: Path, folder: Path = FOLDER) -> Path:
-    """Keep the runs of a file of JSON lines; of repeated ones the last that did not break."""
+    """Keep the runs of a file of JSON lines."""
     headers, found = rows.read(lines)
-    last: dict[tuple[str, ...], Row] = {}
-    for row in found:
-        key = (row.task, row.optimizer, row.schedule, str(row.seed), row.attack)
-        if key not in last or row.outcome != rows.ERROR:
-            last[key] = row
-    names = [field.name for field in fields(Row)]
-    table = [[value[name] for name in names] for value in (row.to_json() for row in last.values())]
+    table = [_packed(row.to_json()) for row in rows.settled(found)]
     parts = ["{", f'"runs": {json.dumps(headers, ensure_ascii=False)},']
-    parts += [f'"columns": {json.dumps(names)},', '"rows": [']
-    parts += [
-        ",\n".join(json.dumps(line, ensure_ascii=False, separators=(",", ":")) for line in table)
-    ]
+    parts += [f'"columns": {json.dumps(_COLUMNS)},', '"rows": [', ",\n".join(table)]
     path = folder / f"{_PREFIX}{name}.json"
     path.write_text("\n".join([*parts, "]", "}"]) + "\n", encoding="utf-8")
     return path
+
+
+def _packed(values: dict[str, Any]) -> str:
+    """A row on one line; how the levels ended is a letter each, notes are left out."""
+    values["levels"] = "".join(values["levels"].get(part, "-")[0] for part in _PARTS)
+    line = [values[name] for name in _COLUMNS]
+    return json.dumps(line, ensure_ascii=False, separators=(",", ":"))
+
+
+def _unpacked(line: Sequence[Any]) -> Row:
+    values = dict(zip(_COLUMNS, line, strict=True))
+    letters = zip(_PARTS, values["levels"], strict=True)
+    values["levels"] = {part: _ENDINGS[letter] for part, letter in letters if letter != "-"}
+    return Row.from_json(values)
 
 
 def load(folder: Path = FOLDER) -> list[Recorded]:
@@ -54,6 +63,5 @@ def load(folder: Path = FOLDER) -> list[Recorded]:
 
 def _loaded(path: Path) -> Recorded:
     value = json.loads(path.read_text(encoding="utf-8"))
-    named = [dict(zip(value["columns"], line, strict=True)) for line in value["rows"]]
     name = path.stem.removeprefix(_PREFIX)
-    return Recorded(name, value["runs"], [Row.from_json(line) for line in named])
+    return Recorded(name, value["runs"], [_unpacked(line) for line in value["rows"]])

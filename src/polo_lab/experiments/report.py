@@ -33,11 +33,15 @@ Written by `python -m polo_lab.experiments.report` from recorded runs
 (`docs/recorded/effort-*.json`); do not edit.
 
 An honest run trains a model with a prover attached, is challenged, answers, and is verified. An
-attack makes a proof under the same terms without that training; its cost is given in seconds and in
-gradient steps, as a part of the honest run of the same case, measured in the same process right
-before it. Rejected means: not accepted, be it for a failed check or for one that could not be
-decided. Intervals are Clopper–Pearson, 95 %. An attack is *cheap* if it takes less than half of
-honest training by either measure; every cheap attack must be rejected by all levels together.
+attack makes a proof under the same terms without that training, or without all of it. Its cost is a
+part of that of the honest run of the same case, which ran right before it in the same process: in
+seconds, and in gradient steps, counted in full batches. An attack is *cheap* if it takes less than
+half of the gradient steps; every cheap attack must be rejected by all levels together. Time stands
+beside it; in runs of a second much of it goes into files and checks, which forgers do without.
+
+Rejected means: not accepted, be it for a failed check or for one that could not be decided.
+Intervals are Clopper–Pearson, 95 %. Keys, nonces, starts, orders and salts come from the recorded
+seed of a case; what a verifier draws, and the secret of the noise, from the system's randomness.
 
 Levels are judged one by one as well: a column says what terms would have said that ask for no more
 than its head names. `docs/threat-model.md` says what each level shows."""

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -10,7 +10,7 @@ from typing import Any, Self
 HONEST = "honest"
 ERROR = "error"
 CHEAP = 0.5
-"""An attack that costs less than this part of honest training must be rejected."""
+"""An attack that takes less than this part of honest training's gradients must be rejected."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Row:
         levels: How the own checks of each level, and of the start, ended.
         faults: Checks that failed or could not be decided, as `level/name`.
         seconds: What the run took, sealing and recording included, answering not.
-        steps: Gradient steps that it took.
+        steps: Gradient steps that it took, counted in full batches.
         honest_seconds: What honest training of the same case took.
         honest_steps: Its optimizer steps.
         waiting: Seconds of an honest run in which training waited for the recorder.
@@ -82,8 +82,12 @@ class Row:
 
     @property
     def cheap(self) -> bool:
-        """Whether it cost less than half of honest training, by either measure."""
-        return min(self.time_share, self.step_share) < CHEAP
+        """Whether it took less than half of the gradients of honest training.
+
+        In runs of a second, time is mostly that of files and checks, which forgers do without;
+        gradients are the work itself, on every machine.
+        """
+        return self.step_share < CHEAP
 
     @property
     def wrong(self) -> bool:
@@ -108,6 +112,16 @@ def read(path: Path) -> tuple[list[dict[str, Any]], list[Row]]:
     lines = list(_lines(path)) if path.exists() else []
     rows = [Row.from_json(line["row"]) for line in lines if "row" in line]
     return [line["run"] for line in lines if "run" in line], rows
+
+
+def settled(found: Iterable[Row]) -> list[Row]:
+    """Each run once: of those that were repeated the last one that did not break."""
+    last: dict[tuple[str, ...], Row] = {}
+    for row in found:
+        key = (row.task, row.optimizer, row.schedule, str(row.seed), row.attack)
+        if key not in last or row.outcome != ERROR:
+            last[key] = row
+    return list(last.values())
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -24,6 +24,22 @@ HELD_OUT = 1000
 """Test images that the held-out loss is taken on; accuracy is measured on all of them."""
 
 
+class PixelNet(nn.Module):
+    """A network that takes images as bytes, wherever they are."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Class scores of images; between layers in bfloat16 where there is a GPU."""
+        device = next(self.net.parameters()).device
+        scaled = images.to(device).float() / 127.5 - 1
+        with torch.autocast(device.type, torch.bfloat16, enabled=scaled.is_cuda):
+            scores: torch.Tensor = self.net(scaled)
+        return scores.float()
+
+
 class Cifar(Classification):
     """ResNet-18 with mirrored and shifted images, in bfloat16 where there is a GPU."""
 
@@ -45,34 +61,29 @@ class Cifar(Classification):
 
     def build_model(self) -> nn.Module:
         """The network, untrained, where it is trained."""
-        return resnet18().to("cuda" if torch.cuda.is_available() else "cpu")
+        return PixelNet(resnet18()).to("cuda" if torch.cuda.is_available() else "cpu")
 
     def loss(self, model: nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Mean loss of a batch; images are varied in training mode only."""
-        images = inputs.float() / 127.5 - 1
-        if model.training:
-            images = _varied(images)
-        with torch.autocast(images.device.type, torch.bfloat16, enabled=images.is_cuda):
-            return functional.cross_entropy(model(images), labels)
+        return super().loss(model, _varied(inputs) if model.training else inputs, labels)
 
     def held_out_loss(self, model: nn.Module) -> torch.Tensor:
-        """Mean loss on the first test images, in full precision."""
+        """Mean loss on the first test images."""
         device = next(model.parameters()).device
         images, labels = (part[:HELD_OUT].to(device) for part in self.test_part)
         training = model.training
         model.eval()
-        loss = functional.cross_entropy(model(images.float() / 127.5 - 1), labels)
+        loss = self.loss(model, images, labels)
         model.train(training)
         return loss
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module) -> float:
         """Accuracy on all test images."""
-        device = next(model.parameters()).device
         training = model.training
         model.eval()
         right = [
-            model(images.to(device).float() / 127.5 - 1).argmax(1).cpu() == labels
+            model(images).argmax(1).cpu() == labels
             for images, labels in zip(*(part.split(500) for part in self.test_part), strict=True)
         ]
         model.train(training)

@@ -42,9 +42,9 @@ def _downhill(findings: Findings, rules: Rules, weak: Status, trouble: str) -> C
     count = findings.early_shards
     first = "shard" if count == 1 else f"{count} shards"
     detail = (
-        f"a heuristic: in the first {first} the weights moved down the slope of held-out loss "
-        f"with z = {early:.1f}, at least {rules.downhill:g} asked; chance gives 0 ± 1. All shards "
-        f"together: {whole:.1f}"
+        f"a heuristic: in the first {first} weights went down the slope of held-out loss rather "
+        f"than up, z = {early:.1f}, at least {rules.downhill:g} asked; chance gives 0 ± 1. All "
+        f"shards together: {whole:.1f}"
     )
     figures = {
         "z": early, "least": rules.downhill, "whole": whole, "shards": findings.early_shards

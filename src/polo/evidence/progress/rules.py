@@ -31,7 +31,7 @@ class Rules:
         fall: Least fall of held-out loss, as a part of what it was at the start.
     """
 
-    downhill: float = 6.0
+    downhill: float = 8.0
     moved: float = 1.1
     clear: float = 10.0
     straight: float = 0.98

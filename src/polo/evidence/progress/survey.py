@@ -94,19 +94,19 @@ class Findings:
 
 
 def descent(update: Values, slope: Values) -> float:
-    """An update against a gradient, as z: N(0, 1) where its signs know nothing of it.
+    """How many weights went against the gradient and not with it, as z.
+
+    Signs that know nothing of the gradient are fair coins, whatever the sizes, so this is N(0, 1)
+    then. It counts every weight alike: sums of products are ruled by a few large ones, which at
+    high learning rates point anywhere, and by the noise.
 
     Args:
         update: How the weights moved.
         slope: The gradient of the loss where they came from.
     """
-    with np.errstate(all="ignore"):
-        products = (-update * slope).reshape(-1)
-        largest = np.abs(products).max(initial=0.0)
-        if not 0 < largest < math.inf:
-            return 0.0
-        products /= largest
-        return float(products.sum() / math.sqrt(np.square(products).sum()))
+    agreed = np.nan_to_num(-np.sign(update) * np.sign(slope))
+    count = np.count_nonzero(agreed)
+    return float(agreed.sum()) / math.sqrt(count) if count else 0.0
 
 
 def combined(scores: Sequence[float | None]) -> float | None:

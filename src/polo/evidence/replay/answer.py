@@ -2,6 +2,8 @@
 
 States between two checkpoints are not kept. They are computed again from the checkpoint that began
 the shard, which takes at most as long as training did; the samples of other steps are not shown.
+
+Specification: docs/protocol.md, section 17.7.
 """
 
 import shutil

@@ -1,4 +1,7 @@
-"""What was asked for: whether a challenge fits a proof, and what an answer to it shows."""
+"""What was asked for: whether a challenge fits a proof, and what an answer to it shows.
+
+Specification: docs/protocol.md, sections 17.6 and 17.10.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

@@ -20,14 +20,21 @@ class Background(Generic[Job]):
         work: Does a job, whose text says what it is. It must not know the object whose end is to
             stop this thread.
         drop: Called with every job that is not done.
+        close: Called on the thread, after its last job.
 
     Attributes:
         failure: The job that failed, and why.
     """
 
-    def __init__(self, work: Callable[[Job], None], drop: Callable[[Job], None]) -> None:
+    def __init__(
+        self,
+        work: Callable[[Job], None],
+        drop: Callable[[Job], None],
+        close: Callable[[], None],
+    ) -> None:
         self._work = work
         self._drop = drop
+        self._close = close
         self._jobs: queue.Queue[Job | None] = queue.Queue()
         self._process = os.getpid()
         self._stopped = False
@@ -83,3 +90,4 @@ class Background(Generic[Job]):
                 except BaseException as error:
                     self.failure = job, error
             self._jobs.task_done()
+        self._close()

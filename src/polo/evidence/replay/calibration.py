@@ -7,6 +7,8 @@ drift seen, as a share of the segment's own move, and never more than the terms 
 
 Weights, buffers and every kind of the optimizer's state are compared by themselves. A made-up
 momentum is as good as made-up weights, and would be lost in the sum of all.
+
+Specification: docs/protocol.md, section 17.9.
 """
 
 import math

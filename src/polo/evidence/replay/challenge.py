@@ -3,6 +3,8 @@
 The draw comes after the record is signed and from the verifier's own randomness, so that a prover
 cannot know which segments may be faked. The first segment and the largest moves are always in it:
 one large jump would otherwise hide among thousands of segments.
+
+Specification: docs/protocol.md, section 17.6.
 """
 
 import math

@@ -35,8 +35,11 @@ _RANDOM = SystemRandom()
 _TRIED = 16
 """Segments in which a sample is exchanged, to see whether it matters."""
 
-_THREADS = 3
-"""Threads that read and hash beside the runs: one segment ahead, one behind."""
+_THREADS = 4
+"""Threads that read and hash beside the runs: a few segments ahead, one behind."""
+
+_SMALL = 2**29
+"""Bytes of a model up to which several states at a time are no burden."""
 
 
 class Replay:
@@ -75,6 +78,8 @@ class Replay:
         self._answer: Answer | None = None
         self._seen: set[int] = set()
         self._tried: frozenset[Place] = frozenset()
+        # Each segment ahead holds a state in memory.
+        self._lookahead = 3 if carrier.layout.size < _SMALL else 1
         self._sealed: dict[int, Check] = {}
 
     def opening(self) -> Iterator[Check]:
@@ -114,9 +119,31 @@ class Replay:
         seed = self._rerun.seed(number) if self._rerun.knows(number) else None
         yield from self._motion.see(number, checkpoint, seed)
         challenge = self._request.challenge
+        if self._shown and challenge:
+            yield from self._astray(number + 1, challenge, self._shown)
         if self._shown and challenge and number in challenge.sealings and seed:
             self._sealed[number] = self._sealing(number, checkpoint, self._shown)
             yield self._sealed[number]
+
+    def _astray(self, shard: int, challenge: Challenge, shown: Shown) -> Iterator[Check]:
+        """Drawn states that the recorded moves cannot have led to, or away from."""
+        places = [place for place in challenge.segments if place.shard == shard]
+        record = self.timeline.records.get(shard)
+        if record is None or not places:
+            return
+
+        def look(place: Place) -> str:
+            try:
+                start = shown.model(place, record.boundaries[place.segment])
+            except PoloError:
+                return ""  # Said when the segment is run.
+            return self._motion.astray(place, start)
+
+        with ThreadPoolExecutor(_THREADS) as pool:
+            for place, detail in zip(places, pool.map(look, places), strict=True):
+                if detail:
+                    found = Check("segment", Status.FAILED, detail, shard, level=LEVEL)
+                    yield asking.placed(found, place, always=False)
 
     def closing(self) -> Iterator[Check]:
         """The drawn segments, run again."""
@@ -158,13 +185,13 @@ class Replay:
     def _ahead(
         self, challenge: Challenge, shown: Shown, pool: ThreadPoolExecutor
     ) -> Iterator[tuple[Place, Reading | None]]:
-        """Segments with what the answer shows of them, read and hashed one segment ahead."""
+        """Segments with what the answer shows of them, read and hashed ahead of the runs."""
         waiting: list[tuple[Place, Reading | None]] = []
         for place in challenge.segments:
             known = self._rerun.knows(place.shard)
             reading = pool.submit(self._rerun.read, place, shown) if known else None
             waiting.append((place, reading))
-            if len(waiting) > 1:
+            if len(waiting) > self._lookahead:
                 yield waiting.pop(0)
         yield from waiting
 
@@ -261,6 +288,9 @@ class _Data:
             yield self._distinct()
         if self._effects:
             yield self._effect()
+        elif self._seen:
+            detail = "no sample could be exchanged for another, so nobody knows whether they matter"
+            yield Check("effect", Status.UNDECIDED, detail, level=LEVEL)
 
     def _effect(self) -> Check:
         """Whether steps depend on their samples; else they cost nothing to make up."""
@@ -272,7 +302,9 @@ class _Data:
             detail += f"; not in {idle[0]}"
         status = Status.PASSED if share >= self._least else Status.FAILED
         figures = {"tried": len(self._effects), "changed": share}
-        return Check("effect", status, detail, figures=figures, level=LEVEL)
+        advice = "Losses that are flat where a sample is learned (hinges) need a lower `effect`."
+        advice = advice if status is Status.FAILED else ""
+        return Check("effect", status, detail, figures=figures, advice=advice, level=LEVEL)
 
     def _distinct(self) -> Check:
         """Whether what was shown can come from as many different samples as were declared."""

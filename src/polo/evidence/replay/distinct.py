@@ -2,6 +2,8 @@
 
 A prover may declare many samples and repeat a few. Samples with equal content under different
 numbers show it. Copies that differ in a single bit do not: this catches the careless only.
+
+Specification: docs/protocol.md, section 16.3.
 """
 
 import math

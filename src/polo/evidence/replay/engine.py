@@ -3,6 +3,8 @@
 One engine serves the prover, who recomputes the states between two checkpoints instead of keeping
 them, and the verifier. The model, the step and every hyper-parameter come from the task and the
 terms; from the prover come weights, the optimizer's tensors and samples, nothing else.
+
+Specification: docs/protocol.md, section 17.8.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -89,6 +91,8 @@ class Engine:
     def restore(self, model: Checkpoint, rest: Checkpoint | None) -> None:
         """Put model and optimizer into a state; `rest` is None for an untouched optimizer."""
         load_into(self.model, model)
+        # Some loops clear gradients after a step, not before: none may be left over.
+        self.model.zero_grad(set_to_none=True)
         self.optimizer = self._recipe.optimizer(self.model)
         if rest is not None:
             load_rest(self.optimizer, self.model, rest)
@@ -165,6 +169,7 @@ class Engine:
             return [None if grad is None else grad.clone() for grad in self.gradients()]
         finally:
             hook.detach()
+            self.optimizer.zero_grad(set_to_none=True)
             with torch.no_grad():
                 for buffer, kept in buffers:
                     buffer.copy_(kept)

@@ -3,10 +3,13 @@
 The moves of a record are what the prover says. Two bounds hold them to the stored checkpoints: the
 way from W_{x-1} to W_x is no longer than the recorded moves together, and a sealing moves the
 weights as far as finishing step and noise do, not farther.
+
+Specification: docs/protocol.md, section 17.5.
 """
 
 import math
 from collections.abc import Collection, Iterable, Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,15 +19,17 @@ from polo.evidence.replay.state import MOVE_ONE
 from polo.evidence.replay.timeline import LEVEL, Timeline
 from polo.privacy import obfuscation
 from polo.protocol.carrier import Carrier
+from polo.protocol.challenge import Place
 from polo.protocol.detection import MILLION
 from polo.watermark.mark import derive
 from polo.weights import dtypes
 from polo.weights.checkpoint import Checkpoint
 
 _ROUNDING = 1e-3
+_LAST = 1e-6
 _SPREAD = 0.02
 
-Values = dict[int, NDArray[np.float64]]
+Values = dict[int, NDArray[np.floating[Any]]]
 
 
 class Motion:
@@ -36,6 +41,7 @@ class Motion:
         names = [tensor.name for tensor in carrier.layout.tensors]
         self._tensors = [at for at, name in enumerate(names) if name in trained]
         self._newer: tuple[int, Values] | None = None
+        self._around: tuple[int, Values, Values] | None = None
 
     def see(self, number: int, checkpoint: Checkpoint, seed: bytes | None) -> Iterator[Check]:
         """Compare a checkpoint with the one before, and with the record of its sealing.
@@ -46,8 +52,10 @@ class Motion:
             seed: The seed of the shard's mark; None where it is not known.
         """
         values = {at: self._values(checkpoint, at) for at in self._tensors}
+        self._around = None
         if self._newer is not None and self._newer[0] == number + 1:
             record, newer = self._timeline.records[number + 1], self._newer[1]
+            self._around = number + 1, values, newer
             went = _norm(values[at] - newer[at] for at in self._tensors)
             said = sum(model for model, _ in record.moves) / MOVE_ONE
             # Moves are rounded to units; the comparison is false for what is no number, too.
@@ -62,6 +70,35 @@ class Motion:
                 detail += f"and noise move them by {least:.4g} to {most:.4g}"
                 yield Check("record", Status.FAILED, detail, shard=number, level=LEVEL)
         self._newer = number, values
+
+    def astray(self, place: Place, start: Checkpoint) -> str:
+        """Why a segment cannot start from some weights; empty if it can.
+
+        They are no farther from the checkpoint before than the moves up to there, nor from the one
+        after than the moves that follow: a path that leaves for where steps are cheap, and comes
+        back, would have to own up to both ways.
+
+        Args:
+            place: A segment of the shard between the two checkpoints seen last.
+            start: The weights that it starts from.
+        """
+        if self._around is None or self._around[0] != place.shard:
+            return ""
+        record = self._timeline.records[place.shard]
+        moves = [model for model, _ in record.moves]
+        values = {at: self._values(start, at) for at in self._tensors}
+        for name, checkpoint, allowed in (
+            ("before", self._around[1], sum(moves[: place.segment])),
+            ("after", self._around[2], sum(moves[place.segment :])),
+        ):
+            went = _norm(values[at] - checkpoint[at] for at in self._tensors)
+            said = allowed / MOVE_ONE
+            if not went <= said * (1 + _ROUNDING) + len(moves) / MOVE_ONE + _LAST * went:
+                return (
+                    f"it starts {went:.4g} away from the checkpoint {name} its shard; the moves "
+                    f"between add up to {said:.4g}"
+                )
+        return ""
 
     def _sealing(self, number: int, values: Values, seed: bytes) -> tuple[float, float]:
         """Least and most that a sealing can have moved the weights, judged by what came out."""
@@ -82,21 +119,20 @@ class Motion:
         edit = norm * budget / max(1 - budget, 1e-6)
         return math.sqrt(max(0.0, energy - spread)), math.sqrt(energy + spread + edit**2)
 
-    def _marked(self, values: Values, seed: bytes) -> dict[int, list[NDArray[np.float64]]]:
+    def _marked(self, values: Values, seed: bytes) -> dict[int, list[NDArray[np.floating[Any]]]]:
         """The weights that carry a mark, by tensor."""
         blocks = derive(self._timeline.manifest.terms, self._carrier, seed).blocks
-        size, found = self._carrier.block, dict[int, list[NDArray[np.float64]]]()
+        size, found = self._carrier.block, dict[int, list[NDArray[np.floating[Any]]]]()
         for block in blocks:
             at = self._carrier.locate(block)
             part = values[at.tensor][at.element : at.element + size]
             found.setdefault(at.tensor, []).append(part)
         return found
 
-    def _values(self, checkpoint: Checkpoint, at: int) -> NDArray[np.float64]:
+    def _values(self, checkpoint: Checkpoint, at: int) -> NDArray[np.floating[Any]]:
         tensor = checkpoint.layout.tensors[at]
-        flat = dtypes.to_float(checkpoint.read(at, 0, tensor.size), tensor.dtype)
-        return flat.astype(np.float64)
+        return dtypes.to_float(checkpoint.read(at, 0, tensor.size), tensor.dtype)
 
 
-def _norm(parts: Iterable[NDArray[np.float64]]) -> float:
+def _norm(parts: Iterable[NDArray[np.floating[Any]]]) -> float:
     return math.sqrt(sum(float(np.dot(part, part)) for part in parts))

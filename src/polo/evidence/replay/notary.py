@@ -1,18 +1,22 @@
-"""What is noted of a snapshot, on the recorder's thread: digests, and how far the state moved."""
+"""What is noted of a snapshot, on the recorder's thread: digests, and how far the state moved.
+
+That thread shares the interpreter's lock with training, and every call into torch takes it from
+training and gives it back. So there are few calls, and the many hashes are another process's.
+"""
 
 import contextlib
-import os
 import queue
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from hashlib import sha256
 
 import torch
 
+from polo.evidence.replay.hasher import Hasher
+from polo.evidence.replay.measuring import Measuring
+from polo.evidence.replay.memory import Memory, is_shared
 from polo.evidence.replay.record import Boundary
 from polo.evidence.replay.snapshot import Copy, Plan, Slot
-from polo.evidence.replay.state import NO_STATE, PIECE_BYTES, joined, moves
+from polo.evidence.replay.state import NO_STATE, joined
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,7 @@ class Notary:
 
     Args:
         free: Where slots go that are needed no more.
-        threads: How many threads hash large states; by default two where there are cores to spare.
+        threads: How many threads hash large states; by default some of the cores.
 
     Attributes:
         boundaries: Digests by boundary.
@@ -51,11 +55,14 @@ class Notary:
         self._free = free
         self.boundaries: dict[int, Boundary] = {}
         self.moves: dict[int, tuple[int, int]] = {}
-        # Training needs the cores, too, and the interpreter's lock.
-        self._threads = threads or (2 if (os.cpu_count() or 1) >= 8 else 1)
-        self._pool: ThreadPoolExecutor | None = None
-        self._streams: dict[torch.device, torch.cuda.Stream] = {}
-        self._images: dict[tuple[str, torch.device], torch.Tensor] = {}
+        self._hasher = Hasher(threads)
+        self._lanes: dict[torch.device, _Lane] = {}
+        self._images: dict[str, _Image] = {}
+
+    def expect(self, slot: Slot) -> None:
+        """Get ready for a snapshot; not on the thread that notes it, see `Hasher.start`."""
+        if any(copy and is_shared(copy.plan.size) for copy in (slot.model, slot.rest)):
+            self._hasher.start()
 
     @torch.no_grad()
     def note(self, job: Job) -> None:
@@ -66,18 +73,19 @@ class Notary:
             if slot.filled:
                 slot.filled.synchronize()
             with self._beside(slot.model):
-                images = [self._brought("model", slot.model), self._brought("rest", slot.rest)]
-                if job.before:
-                    self.moves[job.number - 1] = _moved(job.before, slot)
+                model = self._brought("model", slot.model)
+                rest = self._brought("rest", slot.rest) if slot.rest else None
+                measuring = Measuring(job.before, slot)
                 self._settle(slot.model)
+                if moves := measuring.moves():
+                    self.moves[job.number - 1] = moves
         finally:
             # Before the hashes, which take longest: training may need the room meanwhile.
             self.drop(job)
-        model, rest = (
-            self._digest(copy.plan, memory) if copy else NO_STATE
-            for copy, memory in zip((slot.model, slot.rest), images, strict=True)
+        self.boundaries[job.number] = Boundary(
+            self._digest(slot.model.plan, model),
+            self._digest(slot.rest.plan, rest) if slot.rest and rest else NO_STATE,
         )
-        self.boundaries[job.number] = Boundary(model, rest)
 
     def drop(self, job: Job) -> None:
         """Let go of the snapshot before a job's own."""
@@ -90,10 +98,10 @@ class Notary:
         self.moves.pop(number - 1, None)
 
     def close(self) -> None:
-        """End all threads, and let go of all memory."""
-        if self._pool:
-            self._pool.shutdown()
-            self._pool = None
+        """End all that hashes, and let go of all memory."""
+        self._hasher.close()
+        for image in self._images.values():
+            image.memory.release()
         self._images.clear()
 
     @contextlib.contextmanager
@@ -102,75 +110,67 @@ class Notary:
         with contextlib.ExitStack() as stack:
             for device in copy.memory:
                 if device.type == "cuda":
-                    stream = self._streams.get(device) or torch.cuda.Stream(device)
-                    self._streams[device] = stream
-                    stack.enter_context(torch.cuda.stream(stream))
+                    lane = self._lanes.get(device) or _Lane(device)
+                    self._lanes[device] = lane
+                    stack.enter_context(torch.cuda.stream(lane.stream))
             yield
 
     def _settle(self, copy: Copy) -> None:
         """Wait until what was begun on streams of our own is done."""
         for device in copy.memory:
             if device.type == "cuda":
-                done = torch.cuda.Event(blocking=True)
-                done.record(self._streams[device])
-                done.synchronize()
+                self._lanes[device].settle()
 
-    def _brought(self, part: str, copy: Copy | None) -> dict[torch.device, memoryview]:
+    def _brought(self, part: str, copy: Copy) -> Memory:
         """The memory of a copy where it can be hashed; from a CUDA device, soon to be there."""
-        found: dict[torch.device, memoryview] = {}
-        for device, memory in copy.memory.items() if copy else ():
-            image = memory
-            if device.type == "cuda":
-                image = self._pinned(part, memory)
-                image.copy_(memory, non_blocking=True)
-            found[device] = image.numpy().data
-        return found
+        if copy.host:
+            return copy.host
+        image = self._images.get(part)
+        if image is None or image.plan is not copy.plan:
+            if image:
+                image.memory.release()
+            image = self._images[part] = _Image(copy.plan)
+        image.bring(copy)
+        return image.memory
 
-    def _pinned(self, part: str, memory: torch.Tensor) -> torch.Tensor:
-        image = self._images.get((part, memory.device))
-        if image is None or image.numel() != memory.numel():
-            image = torch.empty(memory.numel(), dtype=torch.uint8, device="cpu", pin_memory=True)
-            self._images[part, memory.device] = image
-        return image
-
-    def _digest(self, plan: Plan, memory: dict[torch.device, memoryview]) -> bytes:
-        views = []
-        for at, start, stop in plan.pieces:
-            first = plan.starts[at]
-            views.append(memory[plan.homes[at]][first + start : first + stop])
-        hashes = [b""] * len(views)
-
-        def hash_some(indices: list[int]) -> None:
-            for index in indices:
-                hashes[index] = sha256(views[index]).digest()
-
-        if self._threads == 1 or plan.layout.size < PIECE_BYTES:
-            hash_some(list(range(len(views))))
-        else:
-            self._pool = self._pool or ThreadPoolExecutor(self._threads)
-            # A future for each piece would wake this thread for each, only to fight for the lock.
-            list(self._pool.map(hash_some, _shared(views, self._threads)))
-        return joined(plan.layout, iter(hashes))
+    def _digest(self, plan: Plan, memory: Memory) -> bytes:
+        return joined(plan.layout, iter([self._hasher.hashes(memory, plan.table)]))
 
 
-def _shared(views: list[memoryview], threads: int) -> list[list[int]]:
-    """Indices of the views in lists of about as many bytes each."""
-    parts: list[list[int]] = [[] for _ in range(threads)]
-    loads = [0] * threads
-    for index in sorted(range(len(views)), key=lambda index: -len(views[index])):
-        least = loads.index(min(loads))
-        parts[least].append(index)
-        loads[least] += len(views[index])
-    return parts
+class _Lane:
+    """A stream of our own, and how to wait for it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.stream = torch.cuda.Stream(device)
+        # Who waits for it sleeps instead of spinning.
+        self._done = torch.cuda.Event(blocking=True)
+
+    def settle(self) -> None:
+        """Wait until all that was begun is done."""
+        self._done.record(self.stream)
+        self._done.synchronize()
 
 
-def _moved(before: Slot, after: Slot) -> tuple[int, int]:
-    assert before.model is not None
-    assert after.model is not None
-    old, new = before.rest, after.rest
-    model = before.model.flats(), after.model.flats()
-    if old is None or new is None or old.plan is new.plan:
-        rest = tuple(copy.flats() if copy else {} for copy in (old, new))
-    else:
-        rest = old.named(), new.named()
-    return moves((model[0], rest[0]), (model[1], rest[1]))
+class _Image:
+    """Where a copy is brought to from its devices.
+
+    Args:
+        plan: The plan of the copies.
+
+    Attributes:
+        plan: The plan.
+        memory: The memory.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.memory = Memory(plan.size, pinned=True)
+        self._places = {
+            device: self.memory.tensor[start : start + plan.sizes[device]]
+            for device, start in plan.bases.items()
+        }
+
+    def bring(self, copy: Copy) -> None:
+        """Begin to copy, each device on its current stream."""
+        for device, memory in copy.memory.items():
+            self._places[device].copy_(memory, non_blocking=True)

@@ -3,6 +3,8 @@
 Two runs whose descriptions are equal are expected to agree to the bit. Part of a description are
 settings that another machine can take over for a while (`adopted`); the rest it has or has not.
 A record holds a description as text, and what comes from a prover is read with suspicion.
+
+Specification: docs/protocol.md, section 17.3.
 """
 
 import os

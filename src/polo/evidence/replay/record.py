@@ -3,7 +3,7 @@
 A record is a safetensors file of three tensors. All about it but its values follows from the
 number of segments, its size and its header too; a file that differs is refused unread.
 
-Specification: docs/protocol.md.
+Specification: docs/protocol.md, section 17.4.
 """
 
 import functools

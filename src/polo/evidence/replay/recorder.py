@@ -1,10 +1,11 @@
-"""Recording beside training: a copy of the state every so many steps, all else on another thread.
+"""Recording beside training: a copy of the state every so many steps, all else happens elsewhere.
 
-Training waits for a copy within its own device. The way to the CPU, the hashes and the norms of
-the moves are another thread's; where that falls behind by more than a segment, training waits.
-Beyond training's own, this takes three times the memory of model and optimizer state: on a GPU two
-copies there and one in pinned memory, on a CPU three. Training itself is not changed in a single
-bit: live tensors are read and nothing else, and no random number is drawn.
+Training waits for a copy within its own device. The way to the CPU and the norms of the moves are
+another thread's, and the hashes of a large state another process's; where those fall behind by
+more than a segment, training waits. Beyond training's own, this takes three times the memory of
+model and optimizer state: on a GPU two copies there and one in pinned memory, on a CPU three.
+Training itself is not changed in a single bit: live tensors are read and nothing else, and no
+random number is drawn.
 """
 
 import contextlib
@@ -107,8 +108,9 @@ class Recorder:
         with self._timed():
             self.reset()
             if self._background is None:
-                self._background = Background(self._notary.note, self._notary.drop)
-                self._end = weakref.finalize(self, _end, self._background, self._notary)
+                notary = self._notary
+                self._background = Background(notary.note, notary.drop, notary.close)
+                self._end = weakref.finalize(self, _end, self._background)
             self._live = _Live(self._model, self._live)
             self._names = parameter_names(self._model)
             self._platform = platform.text_of(platform.describe(self._device))
@@ -206,6 +208,7 @@ class Recorder:
         slot = self._free.get()
         self._background.check()
         slot.take((self._live.plan, tensors), self._planned(rest))
+        self._notary.expect(slot)
         number = -(-self._steps // self._every)
         self._background.submit(Job(number, slot, self._previous, last))
         if last:
@@ -251,11 +254,10 @@ class Recorder:
             self.seconds += time.perf_counter() - began
 
 
-def _end(background: Background[Job], notary: Notary) -> None:
+def _end(background: Background[Job]) -> None:
     # In a forked child the threads are gone, and locks may be held for ever.
     if background.here:
         background.stop()
-        notary.close()
 
 
 class _Live:

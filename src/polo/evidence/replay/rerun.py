@@ -3,6 +3,8 @@
 Where the verifier's platform is the prover's, states must come out to the bit. Elsewhere they may
 differ as far as honest repetitions of the same segment differ here, relative to how far the segment
 moves: a small step gives a small allowance, so that a forged path cannot hide in small steps.
+
+Specification: docs/protocol.md, sections 17.8 and 17.9.
 """
 
 from collections.abc import Mapping
@@ -161,6 +163,8 @@ class Rerun:
         with platform.adopted(record.platform):
             engine = self._prepared(record)
             end = _held(self._run(engine, place, state, samples))
+            if (digest_of(end.model), digest_of(end.rest)) == (recorded.model, recorded.rest):
+                return self._moved(place, self._measured(state, end), None)
             differing = platform.same(
                 platform.parse(record.platform, "record"), platform.describe(engine.device)
             )
@@ -193,8 +197,10 @@ class Rerun:
         with platform.adopted(record.platform):
             engine = self._prepared(record)
             engine.restore(before, None)
+            start = engine.copied()
             engine.enter(self._shard(number))
             engine.seal(secret, shard.noise.sigma)
+            went, _ = engine.moves_since(start)
             sealed, _ = engine.state()
             here = platform.describe(engine.device)
         if commit(sealed).root != shard.root:
@@ -203,7 +209,7 @@ class Rerun:
             if not (close and platform.same(platform.parse(record.platform, "record"), here)):
                 detail = "finishing step and noise, done again, do not give the sealed weights: "
                 return _failed("sealing", detail + f"{gap:.3g} of its move apart", number)
-        said, went = record.moves[-1][0], calibration.model_move(before, after, self._parts)
+        said = record.moves[-1][0]
         if not _alike(said, went):
             detail = f"moved the weights by {_length(went)}; the record says {_length(said)}"
             return _failed("sealing", detail, number)
@@ -276,11 +282,7 @@ class Rerun:
         most = self._timeline.recipe.tolerance / MILLION
         found = calibration.calibrate(end, state, repeat, shown=shown, parts=self._parts, most=most)
         if found.close:
-            went = (
-                calibration.model_move(state.model, shown.model, self._parts),
-                calibration.rest_move(state, shown, self._parts),
-            )
-            return self._moved(place, went, found)
+            return self._moved(place, self._measured(state, shown), found)
         detail = f"ended {found.distance:.3g} of its move away from what was recorded "
         detail += f"({found.part}); {found.allowed:.3g} is allowed, honest repetitions differ by "
         detail += f"{found.drift:.3g}"
@@ -288,6 +290,11 @@ class Rerun:
             advice = "Verify on a platform like the prover's; here rounding alone goes as far."
             return _open("segment", detail, place.shard, advice)
         return _failed("segment", detail, place.shard)
+
+    def _measured(self, start: State, end: State) -> tuple[int, int]:
+        """How far two states are apart, as records say it."""
+        model = calibration.model_move(start.model, end.model, self._parts)
+        return model, calibration.rest_move(start, end, self._parts)
 
     def _moved(
         self, place: Place, went: tuple[int, int], comparison: calibration.Comparison | None
@@ -325,7 +332,8 @@ class Rerun:
 def _same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
     if one is None or other is None:
         return one is other
-    return torch.equal(one, other)
+    # What is no number equals nothing, not even itself, and shows nothing.
+    return torch.equal(one, other) or not bool(one.isfinite().all())
 
 
 def _held(state: State) -> State:

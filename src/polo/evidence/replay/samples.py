@@ -53,9 +53,17 @@ class SampleOpening:
     path: tuple[bytes, ...]
 
     def contents(self) -> dict[int, bytes]:
-        """A hash of each sample's content alone, without number and salt."""
-        content = (hashlib.sha256(row).digest() for row in row_bytes(self.rows))
+        """A hash of each sample's content alone, without number and salt.
+
+        The two zeros of floats count as one: no sum tells them apart.
+        """
+        plain = {name: _one_zero(values) for name, values in self.rows.items()}
+        content = (hashlib.sha256(row).digest() for row in row_bytes(plain))
         return dict(zip(self.indices.tolist(), content, strict=True))
+
+
+def _one_zero(values: NDArray[Any]) -> NDArray[Any]:
+    return values + values.dtype.type(0) if values.dtype.kind == "f" else values
 
 
 def row_bytes(rows: Rows) -> Iterator[memoryview]:
@@ -115,6 +123,9 @@ def check_opening(
     if columns_of(opening.rows) != columns or len(opening.salts) != len(indices):
         raise FormatError("the samples do not have the task's columns", place=place)
     for column in columns:
+        values = opening.rows[column.name]
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            raise FormatError(f"column {column.name} holds what is no number", place=place)
         if column.dtype == "BOOL" and (opening.rows[column.name].view(np.uint8) > 1).any():
             raise FormatError(f"column {column.name} holds bytes that are no BOOL", place=place)
     numbered = zip(indices.tolist(), opening.salts, row_bytes(opening.rows), strict=True)

@@ -2,6 +2,8 @@
 
 An answer is hostile. Its files have names and sizes that follow from the challenge and the terms,
 headers are compared and not parsed, and each file is read once: what is hashed is what is used.
+
+Specification: docs/protocol.md, section 17.7.
 """
 
 import os
@@ -26,6 +28,7 @@ from polo.evidence.replay.state import NO_STATE, digest_of
 from polo.protocol.challenge import Answer, Challenge, Place, sealing_file
 from polo.protocol.effort import Column
 from polo.protocol.layout import Layout
+from polo.weights import dtypes
 from polo.weights.checkpoint import Checkpoint
 from polo.weights.files import FileCheckpoint, open_plain
 
@@ -137,6 +140,10 @@ class Shown:
         """The state that a segment ends with."""
         return self._state(place, "end-", recorded, self._rest)
 
+    def model(self, place: Place, recorded: Boundary) -> HeldCheckpoint:
+        """The weights that a segment starts from."""
+        return self._bound(place.file("model"), self._layout, recorded.model)
+
     def sealing(self, shard: int, recorded: Boundary) -> HeldCheckpoint:
         """The weights before the sealing of a shard."""
         return self._bound(sealing_file(shard), self._layout, recorded.model)
@@ -172,6 +179,11 @@ class Shown:
             raise type(error)(error.message, place=name) from error
         if digest_of(held) != digest:
             raise FormatError("is not the state that was recorded", place=name)
+        for at, tensor in enumerate(layout.tensors):
+            if not dtypes.is_finite(held.read(at, 0, tensor.size), tensor.dtype):
+                # From there on every step is known without taking it.
+                detail = f"holds numbers that are not finite: {tensor.name[:200]}"
+                raise FormatError(detail, place=name)
         return held
 
     def _file(self, name: str) -> Path:

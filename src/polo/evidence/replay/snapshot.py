@@ -9,10 +9,13 @@ from dataclasses import dataclass
 
 import torch
 
-from polo.evidence.replay.state import Tensors, pieces_of
+from polo.evidence.replay.hashing import table_of
+from polo.evidence.replay.memory import Memory
+from polo.evidence.replay.state import STEP, Tensors, pieces_of
 from polo.protocol.layout import Layout
 
 _ALIGNED = 64
+_CPU = torch.device("cpu")
 
 STILL = "still"
 """The key of sections of a model that are copied and not measured."""
@@ -48,6 +51,16 @@ class Plan:
             copied to the CPU.
         trained: Of a model, the names whose moves are measured; running statistics are not among
             them, since a few large ones would drown all weights.
+
+    Attributes:
+        layout: The layout.
+        trained: The names whose moves are measured.
+        sections: Tensors that lie side by side.
+        sizes: Bytes of a copy, by device.
+        starts: First byte of each tensor, within the memory on its device.
+        bases: Where the memory of each device begins when all of it is brought together.
+        size: Bytes of all of it together.
+        table: What is hashed of that, in order.
     """
 
     def __init__(
@@ -69,8 +82,18 @@ class Plan:
             kind = _home(value), key if name else "", value.dtype
             groups.setdefault(kind, []).append(at)
         self.sections = [self._section(*kind, members) for kind, members in groups.items()]
-        self.homes = [_home(value) for value in tensors]
-        self.pieces = list(pieces_of(layout))
+        self.bases: dict[torch.device, int] = {}
+        self.size = 0
+        for device, size in self.sizes.items():
+            self.bases[device] = self.size
+            self.size += size
+        firsts = [
+            self.bases[_home(value)] + start
+            for value, start in zip(tensors, self.starts, strict=True)
+        ]
+        self.table = table_of(
+            (firsts[at] + start, firsts[at] + stop) for at, start, stop in pieces_of(layout)
+        )
 
     def _section(
         self, device: torch.device, key: str, dtype: torch.dtype, members: list[int]
@@ -93,31 +116,43 @@ class Plan:
 
 
 class Copy:
-    """One copy by a plan."""
+    """One copy by a plan.
+
+    Attributes:
+        plan: The plan.
+        host: Its memory, if all of it is on the CPU.
+        memory: Its memory, by device.
+        strips: What is measured: keys, and strips of a section, as many as are measured at once.
+        norms: The norm of each key, once it was measured.
+    """
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
+        self.host: Memory | None = None
         # Zeros: the gaps between tensors are measured along with them.
-        self.memory = {
-            device: torch.zeros(size, dtype=torch.uint8, device=device)
-            for device, size in plan.sizes.items()
-        }
+        if set(plan.sizes) <= {_CPU}:
+            self.host = Memory(plan.size)
+            self.memory = {_CPU: self.host.tensor}
+        else:
+            self.memory = {
+                device: torch.zeros(size, dtype=torch.uint8, device=device)
+                for device, size in plan.sizes.items()
+            }
         self._views = [
             [self._view(at, section) for at in section.members] for section in plan.sections
         ]
+        self.strips = [
+            (section.key, strips)
+            for section in plan.sections
+            if (real := _measured_as(section)) is not None
+            for strips in _strips(self._bytes(section, section.start, section.stop).view(real))
+        ]
+        self.norms: dict[str, float] = {}
 
     def take(self, tensors: Sequence[torch.Tensor]) -> None:
         """Copy live tensors, on the current stream of their device."""
         for section, views in zip(self.plan.sections, self._views, strict=True):
             torch._foreach_copy_(views, [tensors[at] for at in section.members])
-
-    def flats(self) -> Tensors:
-        """Each section that is measured as one tensor, by its key and a number."""
-        return {
-            f"{section.key}/{number}": self._typed(section, section.start, section.stop)
-            for number, section in enumerate(self.plan.sections)
-            if section.key != STILL
-        }
 
     def named(self) -> Tensors:
         """The copied tensors, by name."""
@@ -129,10 +164,11 @@ class Copy:
 
     def _view(self, at: int, section: Section) -> torch.Tensor:
         tensor, start = self.plan.layout.tensors[at], self.plan.starts[at]
-        return self._typed(section, start, start + tensor.size).view(tensor.shape)
+        memory = self._bytes(section, start, start + tensor.size)
+        return memory.view(section.dtype).view(tensor.shape)
 
-    def _typed(self, section: Section, start: int, stop: int) -> torch.Tensor:
-        return self.memory[section.device][start:stop].view(section.dtype)
+    def _bytes(self, section: Section, start: int, stop: int) -> torch.Tensor:
+        return self.memory[section.device][start:stop]
 
 
 class Slot:
@@ -172,8 +208,23 @@ def _copied(copy: Copy | None, plan: Plan, tensors: Sequence[torch.Tensor]) -> C
     return copy
 
 
+def _measured_as(section: Section) -> torch.dtype | None:
+    """The type of real numbers that a section is measured as; None if it is not measured."""
+    real = section.dtype.to_real()
+    measured = real.is_floating_point and section.key not in (STILL, STEP)
+    return real if measured and section.start < section.stop else None
+
+
+def _strips(flat: torch.Tensor) -> list[list[torch.Tensor]]:
+    """Strips of a tensor, in lists as long as their differences may take memory at once."""
+    # On the CPU so short that torch asks no further threads for help, which would get in the way
+    # of training's.
+    most, strip = (2**24, 2**24) if flat.is_cuda else (2**20, 2**14)
+    return [list(part.split(strip)) for part in flat.split(most)]
+
+
 def _home(tensor: torch.Tensor) -> torch.device:
-    return tensor.device if tensor.device.type == "cuda" else torch.device("cpu")
+    return tensor.device if tensor.device.type == "cuda" else _CPU
 
 
 def _kinds(tensors: Sequence[torch.Tensor]) -> list[tuple[torch.dtype, torch.Size, torch.device]]:

@@ -2,6 +2,8 @@
 
 Both are checkpoints. The optimizer's tensors, the *rest*, are named `KEY/PARAMETER`, as in
 `exp_avg/0.weight`. Rates, momentum and the like are no part of it: they come from the recipe.
+
+Specification: docs/protocol.md, sections 17.1 and 17.2.
 """
 
 import hashlib

@@ -3,6 +3,8 @@
 Segments lie end to end: the end of one is the start of the next, across shards through the
 sealing. Whoever would leave steps out must break a digest, and a verifier who draws a segment
 finds out.
+
+Specification: docs/protocol.md, sections 17.5 and 17.6.
 """
 
 import heapq
@@ -16,7 +18,7 @@ from polo.checks import Check, Status, counted
 from polo.errors import FormatError, LimitError, TermsError
 from polo.evidence.replay.recipe import Recipe
 from polo.evidence.replay.record import Record, load, segments_of, span_of
-from polo.evidence.replay.state import MOVE_ONE, NO_STATE
+from polo.evidence.replay.state import MOVE_ONE, NO_STATE, SATURATED
 from polo.protocol.challenge import Place
 from polo.protocol.records import Manifest
 from polo.storage.folder import ProofFolder, evidence_path
@@ -127,7 +129,7 @@ class Timeline:
     def checks(self) -> Iterator[Check]:
         """What must hold of the records alone."""
         faults: dict[int, list[str]] = {}
-        for shard, detail in (*self._links(), *self._repeats()):
+        for shard, detail in (*self._links(), *self._repeats(), *self._endless()):
             faults.setdefault(shard, []).append(detail)
         for shard, record in self.records.items():
             figures: dict[str, float | int | str] = {
@@ -149,12 +151,24 @@ class Timeline:
                 yield shard, f"the optimizer's state at its start is not {wanted}"
             rest = record.boundaries[-1].rest
 
+    def _endless(self) -> Iterator[tuple[int, str]]:
+        """Moves without measure: weights that are no numbers stay so, whatever is trained on."""
+        for shard, record in self.records.items():
+            for at, (model, _) in enumerate(record.moves):
+                if model == SATURATED:
+                    yield shard, f"the weights moved endlessly far in its segment {at}"
+                    break
+
     def _repeats(self) -> Iterator[tuple[int, str]]:
         seen: dict[bytes, tuple[int, int]] = {}
         for shard, record in self.records.items():
             for at, boundary in enumerate(record.boundaries):
                 first = seen.setdefault(boundary.model, (at, shard))
-                if first != (at, shard):
+                # Without noise a sealing may leave the weights of a settled mark as they are.
+                idle = (
+                    not at and shard > 1 and first == (self.records[shard - 1].segments, shard - 1)
+                )
+                if first != (at, shard) and not idle:
                     earlier = f"boundary {first[0]} of shard {first[1]}"
                     yield shard, f"the model at its boundary {at} is that of {earlier} again"
                     break

@@ -5,6 +5,7 @@ Each attack is an object with a name, what the attacker knows, what data it hold
 `forging`, a prover without scruples.
 """
 
+from polo_lab.attacks.effort.detour import Detour
 from polo_lab.attacks.effort.few_steps import FewSteps
 from polo_lab.attacks.effort.games import Game
 from polo_lab.attacks.effort.grafts import Graft
@@ -12,7 +13,7 @@ from polo_lab.attacks.effort.grinding import Grinding
 from polo_lab.attacks.effort.idling import Idling
 from polo_lab.attacks.effort.inflation import Inflation
 from polo_lab.attacks.effort.interpolation import Interpolation
-from polo_lab.attacks.effort.masking import Masking
+from polo_lab.attacks.effort.masking import Masking, Truncation
 from polo_lab.attacks.effort.reuse import Reuse
 from polo_lab.attacks.effort.saturation import Saturation
 from polo_lab.attacks.effort.skipping import Skipping
@@ -32,6 +33,7 @@ ATTACKS: tuple[Attack, ...] = (
     Graft("admitted"),
     Graft("momentum"),
     Graft("sealing"),
+    Graft("hops"),
     Idling("identity"),
     Idling("no rate"),
     Idling("no loss"),
@@ -40,8 +42,10 @@ ATTACKS: tuple[Attack, ...] = (
     TinySubset(16, varied=True),
     Masking(0.2, exact=False),
     Masking(0.2, exact=True),
+    Truncation(4),
     Saturation("momentum"),
     Saturation("aimed"),
+    Detour(),
     Reuse("own"),
     Reuse("other"),
     Grinding(32),

@@ -23,6 +23,9 @@ from polo.weights.files import write_checkpoint
 from polo_lab.attacks.effort.snapshot import Snapshot, put, taken
 from polo_lab.effort.training import Enrolled
 
+Again = Callable[[], Snapshot]
+"""Makes a state again that was made up before."""
+
 
 @dataclass(frozen=True)
 class Kept:
@@ -31,12 +34,13 @@ class Kept:
     Attributes:
         setting: What its computation depends on.
         steps: Its steps.
-        states: States by boundary: the first, and each that no training led to.
+        states: States by boundary, or how to make them: the first, and each that no training led
+            to.
     """
 
     setting: Shard
     steps: int
-    states: dict[int, Snapshot]
+    states: dict[int, Snapshot | Again]
 
 
 class Respondent:
@@ -85,13 +89,25 @@ class Respondent:
         signed = signing.sign(Answer(challenge.digest, secrets), self._who.key)
         (out / ANSWER_FILE).write_bytes(signed.to_bytes())
 
+    @property
+    def faked(self) -> set[Place]:
+        """The segments that no training led through."""
+        return {
+            Place(number, boundary - 1)
+            for number, kept in self._shards.items()
+            for boundary in kept.states
+            if boundary
+        }
+
     def state(self, number: int, boundary: int) -> Snapshot:
         """The state at a boundary of a shard: kept, or trained again from one that was."""
         kept = self._shards[number]
         nearest = max(at for at in kept.states if at <= boundary)
+        found = kept.states[nearest]
+        state = found if isinstance(found, Snapshot) else found()
         if nearest == boundary:
-            return kept.states[boundary]
-        put(self._engine, kept.states[nearest])
+            return state
+        put(self._engine, state)
         self._engine.enter(kept.setting)
         first, stop = nearest * self._every, min(boundary * self._every, kept.steps)
         order = self._engine.order

@@ -10,11 +10,9 @@ withstands replay: what does not is the segment that a jump stands for.
 import hashlib
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-
-import torch
 
 from polo.embedding.embedder import Embedder
 from polo.embedding.placement import parameters_of
@@ -23,7 +21,7 @@ from polo.evidence.replay import platform
 from polo.evidence.replay.engine import Engine, quiet_generators
 from polo.evidence.replay.engine import Shard as Setting
 from polo.evidence.replay.record import Boundary, Record
-from polo.evidence.replay.state import digest_of
+from polo.evidence.replay.state import digest_of, trained_names
 from polo.privacy import obfuscation
 from polo.protocol import chain
 from polo.protocol.detection import MILLION
@@ -32,53 +30,16 @@ from polo.watermark.mark import carrier_of, derive
 from polo.watermark.reading import read, values_of
 from polo.weights.checkpoint import checkpoint_of
 from polo.weights.hashing import commit
-from polo_lab.attacks.effort.answering import Kept, Respondent
+from polo_lab.attacks.effort.answering import Again, Kept, Respondent
 from polo_lab.attacks.effort.snapshot import Snapshot, put, taken
+from polo_lab.attacks.effort.substitute import Substitute
 from polo_lab.attacks.effort.writing import Writing
 from polo_lab.attacks.state import State
 from polo_lab.effort.case import Attempt, Case
-from polo_lab.effort.training import Enrolled, LabTask
+from polo_lab.effort.training import Enrolled
 
 Claim = tuple[int, int]
 """Moves of model and rest, as a record has them."""
-
-
-Step = Callable[[torch.nn.Module, torch.optim.Optimizer, Mapping[str, torch.Tensor]], None]
-"""What `train_step` of a task is."""
-
-
-class Substitute:
-    """A task whose training step the forger can replace, and which counts what it takes.
-
-    Attributes:
-        step: The step that is taken.
-        price: Share of a forward and backward pass that the step takes.
-        rows: Samples that went forward and backward so far.
-    """
-
-    def __init__(self, task: LabTask) -> None:
-        self._task = task
-        self.name = task.name
-        self.columns = task.columns
-        self.step: Step = task.train_step
-        self.price = 1.0
-        self.rows = 0.0
-
-        self.version = task.version
-        self.metric = task.metric
-        self.floor = task.floor
-        self.build_model = task.build_model
-        self.evaluate = task.evaluate
-
-    def train_step(
-        self,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
-        batch: Mapping[str, torch.Tensor],
-    ) -> None:
-        """Take a step, the task's own or another."""
-        self.rows += self.price * len(next(iter(batch.values())))
-        self.step(model, optimizer, batch)
 
 
 class Forgery:
@@ -94,6 +55,7 @@ class Forgery:
     Attributes:
         task: The case's task; its `step` can be replaced by another one.
         batch: Looks up the samples of a step; can be replaced, too.
+        now: The state at the current boundary.
         shard: Number of the current shard.
         claims: Moves of the current shard's segments so far, as its record will have them.
     """
@@ -116,7 +78,7 @@ class Forgery:
         self.recipe = case.plan.recipe(self.who.source.samples)
         self.layout = checkpoint_of(case.task.build_model()).layout
         self.carrier = carrier_of(self.terms, self.layout)
-        self.engine = Engine(self.task, self.terms, self.carrier, self.recipe)
+        self.engine = Engine(self.task, self.terms, self.carrier, self.recipe, device=case.device)
         self.batch = self.who.source.batch
         self.shard = 0
         self.claims: list[Claim] = []
@@ -126,6 +88,7 @@ class Forgery:
         self._boundaries: list[Boundary] = []
         self._kept: dict[int, Kept] = {}
         self._nonces = {nonce.shard: nonce for nonce in self.who.enrolment.drawn}
+        self.now = taken(self.engine)
 
     @property
     def shards(self) -> int:
@@ -148,11 +111,6 @@ class Forgery:
         record, previous = self.who.enrolment.record, self._writing.last_root
         return chain.seed_of(record, self._nonces[self.shard], previous=previous)
 
-    @property
-    def now(self) -> Snapshot:
-        """The state at the current boundary."""
-        return taken(self.engine)
-
     def begin(self, state: State | None = None) -> Snapshot:
         """Put W_0 in place: the drawn one, or another where the attacker dares; enter shard 1."""
         start.draw_start(self.engine.model, self.who.enrolment)
@@ -162,14 +120,14 @@ class Forgery:
         self.engine.restore(checkpoint, None)
         promise = obfuscation.secret_commitment(obfuscation.secret_of(self._master, 1))
         self._writing.begin(Start(commit(checkpoint).root, promise, None), checkpoint)
-        return self._enter(1)
+        self._enter(1)
+        return self.now
 
     def train(self, segments: int = 1) -> Snapshot:
         """Take the steps of some segments as a verifier will run them again."""
         for _ in range(segments):
-            before = self.now
-            self._run()
-            self._append(self.now, before.moved_to(self.now))
+            before, after = self.now, self._run()
+            self._append(after, self._moves(before, after))
         return self.now
 
     def train_and_edit(
@@ -181,10 +139,8 @@ class Forgery:
             edit: Makes the other state of the true one.
             claim: The moves to claim; by default those of an honest segment.
         """
-        before = self.now
-        self._run()
-        honest = self.now
-        self._append(edit(honest), claim or before.moved_to(honest), keep=True)
+        before, honest = self.now, self._run()
+        self._append(edit(honest), claim or self._moves(before, honest), kept=True)
         return self.now
 
     @property
@@ -193,14 +149,17 @@ class Forgery:
         first = self.segment * self.recipe.every
         return range(first, min(first + self.recipe.every, self.steps))
 
-    def jump(self, to: Snapshot, claim: Claim | None = None) -> Snapshot:
+    def jump(
+        self, to: Snapshot, claim: Claim | None = None, *, again: Again | None = None
+    ) -> Snapshot:
         """Put a state in the place of the one that the next segment would have led to.
 
         Args:
             to: The state.
             claim: The moves to claim for it; by default the true ones.
+            again: Makes the state again, so that it need not be kept.
         """
-        self._append(to, claim or self.now.moved_to(to), keep=True)
+        self._append(to, claim or self._moves(self.now, to), kept=again or True)
         return to
 
     def pressed(self, snapshot: Snapshot) -> Snapshot:
@@ -210,7 +169,9 @@ class Forgery:
         loose = replace(self.terms, finish=FinishTerms(MILLION, self.terms.finish.margin))
         embedder = Embedder(loose, self.carrier, self.seed, parameters_of(self.engine.model))
         embedder.apply(embedder.finish())
-        return taken(self.engine)
+        done = taken(self.engine)
+        put(self.engine, self.now)
+        return done
 
     def seal(self, hidden: Snapshot | None = None) -> Snapshot:
         """Seal the shard: a real finishing step and real noise, unless a jump hides in them.
@@ -218,23 +179,22 @@ class Forgery:
         Args:
             hidden: Weights that the sealing is to end in, in the place of its own.
         """
-        before, nonce = self.now, self._nonces[self.shard]
-        sigma = self.terms.noise.least
-        self.engine.seal(obfuscation.secret_of(self._master, self.shard), sigma)
-        claim = before.moved_to(self.now)[0], 0
+        before, sealed = self.now, self.previewed()
+        claim = self._moves(before, sealed)[0], 0
         if hidden is not None:
-            put(self.engine, self.pressed(hidden))
-        sealed = replace(self.now, rest=before.rest)
-        self._write(nonce, claim, sigma)
+            sealed = replace(self.pressed(hidden), rest=before.rest)
         put(self.engine, sealed)
-        return self._enter(self.shard + 1) if self.shard < self.shards else sealed
+        self._write(self._nonces[self.shard], claim)
+        self.now = sealed
+        if self.shard < self.shards:
+            self._enter(self.shard + 1)
+        return self.now
 
     def previewed(self) -> Snapshot:
         """What sealing would make of the weights now; nothing is sealed."""
-        before = self.now
         self.engine.seal(obfuscation.secret_of(self._master, self.shard), self.terms.noise.least)
-        sealed = replace(self.now, rest=before.rest)
-        put(self.engine, before)
+        sealed = replace(taken(self.engine), rest=self.now.rest)
+        put(self.engine, self.now)
         return sealed
 
     def nonce(self, shard: int) -> Nonce:
@@ -256,31 +216,36 @@ class Forgery:
         steps = self.task.rows / self.recipe.batch
         return Attempt(proof, respond, seconds, math.ceil(steps), note)
 
-    def _enter(self, number: int) -> Snapshot:
+    def _enter(self, number: int) -> None:
         self.shard = number
         self.claims, self._boundaries = [], []
         before = (number - 1) * self.steps
         setting = Setting(number, self.seed, before, self._nonces[number])
-        self._kept[number] = Kept(setting, self.steps, {0: self.now})
         self.engine.enter(setting)
-        self._append(self.now, None)
-        return self.now
+        state = taken(self.engine)
+        self._kept[number] = Kept(setting, self.steps, {0: state})
+        self._append(state, None)
 
-    def _run(self) -> None:
+    def _moves(self, before: Snapshot, after: Snapshot) -> Claim:
+        return before.moved_to(after, trained_names(self.engine.model))
+
+    def _run(self) -> Snapshot:
         span, order = self.span, self.engine.order
         with quiet_generators():
             self.engine.run(span.start, (self.batch(order.batch(at)) for at in span))
+        return taken(self.engine)
 
-    def _append(self, state: Snapshot, claim: Claim | None, *, keep: bool = False) -> None:
+    def _append(self, state: Snapshot, claim: Claim | None, *, kept: bool | Again = False) -> None:
         model, rest = state.checkpoints()
         self._boundaries.append(Boundary(digest_of(model), digest_of(rest)))
         if claim is not None:
             self.claims.append(claim)
-        if keep:
+        if kept:
             put(self.engine, state)
-            self._kept[self.shard].states[self.segment] = state
+            self._kept[self.shard].states[self.segment] = state if kept is True else kept
+        self.now = state
 
-    def _write(self, nonce: Nonce, claim: Claim, sigma: int) -> None:
+    def _write(self, nonce: Nonce, claim: Claim) -> None:
         checkpoint = checkpoint_of(self.engine.model)
         commitment = commit(checkpoint)
         mark = derive(self.terms, self.carrier, self.seed)
@@ -297,7 +262,7 @@ class Forgery:
             matches=read(mark, values_of(mark, self.carrier, checkpoint)).matches,
             metrics={self.terms.task.metric: round(accuracy * MILLION)},
             finish=FinishRecord(0, 0),
-            noise=NoiseRecord(sigma, obfuscation.secret_commitment(following)),
+            noise=NoiseRecord(self.terms.noise.least, obfuscation.secret_commitment(following)),
             evidence={"replay": record.digest} if replayed else {},
             sealed=int(time.time()),
             receipt=None,

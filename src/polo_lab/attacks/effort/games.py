@@ -1,5 +1,7 @@
 """Games with answers: real training, and an answer that is not what was asked for."""
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 from polo.protocol.challenge import Challenge

@@ -40,11 +40,12 @@ class Idling:
         """See `Attack`."""
         forgery = Forgery(case, folder)
         forgery.begin()
-        own, batch = forgery.task.step, forgery.batch
+        batch = forgery.batch
         for _ in range(forgery.shards):
             forgery.train(max(1, round(REAL * forgery.segments)))
             self._idle(forgery)
-            forgery.task.step, forgery.task.price, forgery.batch = own, 1.0, batch
+            forgery.task.use()
+            forgery.batch = batch
             forgery.seal()
         return forgery.finish()
 
@@ -61,8 +62,7 @@ class Idling:
             known = forgery.who.source.batch(small)
             forgery.batch = lambda indices: known
         else:
-            forgery.task.step = _markless if self._kind == "no rate" else _lossless
-            forgery.task.price = 0.0
+            forgery.task.use(_markless if self._kind == "no rate" else _lossless, price=0.0)
         for _ in range(left - 1):
             forgery.train_and_edit(lambda now: now)
         forgery.train_and_edit(forgery.pressed)

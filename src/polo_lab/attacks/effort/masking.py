@@ -66,7 +66,7 @@ class Masking:
 
         forgery.batch = counting
         if self._exact:
-            forgery.task.step = padding.step
+            forgery.task.use(padding.step)
         forgery.begin()
         for _ in range(forgery.shards):
             forgery.train(forgery.segments)
@@ -114,3 +114,47 @@ def _watched(model: nn.Module) -> Iterator[dict[nn.Linear, torch.Tensor]]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+class Truncation:
+    """Real training on the first places of every sequence, declared as training on all of them.
+
+    Every sample counts, so exchanging one for another changes the step. Where samples are no
+    sequences it leaves out whole ones, like `Masking`.
+
+    Args:
+        places: Places of a sequence that count.
+    """
+
+    knowledge = "the task"
+    data = "the task's own, most labels replaced"
+
+    def __init__(self, places: int = 4) -> None:
+        self._places = places
+        self.name = f"labels that the loss leaves out, all but {places} places"
+        self.description = (
+            "commits to sequences whose labels the loss ignores but for the first places, and "
+            "passes those alone through the model"
+        )
+
+    def run(self, case: Case, folder: Path) -> Attempt:
+        """See `Attack`."""
+        if case.columns["label"].ndim < 2:
+            return Masking(0.2).run(case, folder)
+        columns = {name: values.copy() for name, values in case.columns.items()}
+        columns["label"][:, self._places :] = IGNORED
+        who = case.enrol("attacker with truncated sequences", columns)
+        forgery = Forgery(case, folder, who=who, machine=foreign())
+
+        def shortened(indices: ArrayLike) -> dict[str, torch.Tensor]:
+            whole = who.source.batch(indices)
+            return {name: values[:, : self._places] for name, values in whole.items()}
+
+        forgery.batch = shortened
+        share = self._places / columns["label"].shape[1]
+        forgery.task.use(price=share)
+        forgery.begin()
+        for _ in range(forgery.shards):
+            forgery.train(forgery.segments)
+            forgery.seal()
+        return forgery.finish(f"{share:.0%} of the places count")

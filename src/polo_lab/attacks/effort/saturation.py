@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from polo_lab.attacks.effort.carrying import loaded
+from polo_lab.attacks.effort.carrying import can_carry, loaded
 from polo_lab.attacks.effort.forging import Forgery
 from polo_lab.attacks.effort.machines import foreign
 from polo_lab.attacks.effort.snapshot import Snapshot
@@ -64,7 +64,8 @@ class Saturation:
             _idle_through(forgery)
             forgery.seal()
         total = forgery.shards * forgery.segments
-        return forgery.finish(f"{idle} of {total} segments known without a backward pass")
+        why = "" if can_carry(forgery) else "; this optimizer has no momentum to be carried by"
+        return forgery.finish(f"{idle} of {total} segments known without a backward pass{why}")
 
     def _enter(self, forgery: Forgery, quiet: State, loud: State) -> None:
         """Go to the stolen model first, and make it louder there.
@@ -86,7 +87,7 @@ class Saturation:
 def _quiet(forgery: Forgery) -> bool:
     """Train one segment; returns whether all its gradients were zero."""
     loudest = 0.0
-    own = forgery.case.task.train_step
+    own = forgery.task.own
     marked = set(forgery.carrier.names)
 
     def watched(
@@ -99,17 +100,17 @@ def _quiet(forgery: Forgery) -> bool:
             if name not in marked and parameter.grad is not None:
                 loudest = max(loudest, float(parameter.grad.abs().max()))
 
-    forgery.task.step = watched
+    forgery.task.use(watched)
     forgery.train()
-    forgery.task.step = own
+    forgery.task.use()
     return loudest == 0
 
 
 def _idle_through(forgery: Forgery) -> None:
     """Train to the end of the shard without gradients."""
-    forgery.task.step, forgery.task.price = _idle, _price(forgery.engine.model)
+    forgery.task.use(_idle, _price(forgery.engine.model))
     forgery.train(forgery.segments - forgery.segment)
-    forgery.task.step, forgery.task.price = forgery.case.task.train_step, 1.0
+    forgery.task.use()
 
 
 def _idle(

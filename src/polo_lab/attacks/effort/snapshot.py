@@ -1,7 +1,7 @@
 """A training state that a forger keeps, compares and edits."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -14,7 +14,7 @@ from polo_lab.attacks.state import State
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Model and optimizer at one moment, in memory of their own.
+    """Model and optimizer at one moment, in main memory of their own.
 
     Attributes:
         model: The model's tensors, as `state_dict` gives them.
@@ -28,27 +28,21 @@ class Snapshot:
         """As engine and digests take it."""
         return MemoryCheckpoint(self.model), MemoryCheckpoint(self.rest) if self.rest else None
 
-    def moved_to(self, other: "Snapshot") -> tuple[int, int]:
-        """The moves that an honest record has for going from here to there."""
-        ends = [(_untied(at.model), dict(at.rest)) for at in (self, other)]
-        return moves(*ends)
+    def moved_to(self, other: "Snapshot", trained: Sequence[str]) -> tuple[int, int]:
+        """The moves that an honest record has for going from here to there.
+
+        Args:
+            other: Where to.
+            trained: Names of the trained parameters, each once.
+        """
+        one, two = (
+            ({name: at.model[name] for name in trained}, dict(at.rest)) for at in (self, other)
+        )
+        return moves(one, two)
 
     def with_model(self, model: State) -> "Snapshot":
         """The same optimizer beside another model."""
         return replace(self, model=copied(model))
-
-    def edited(
-        self, edit: Callable[[str, torch.Tensor], torch.Tensor], *, names: frozenset[str]
-    ) -> "Snapshot":
-        """A copy in which some of the model's tensors are edited, by name."""
-        model = copied(self.model)
-        done: set[int] = set()
-        with torch.no_grad():
-            for name, tensor in model.items():
-                if name in names and tensor.data_ptr() not in done:
-                    done.add(tensor.data_ptr())
-                    tensor.copy_(edit(name, tensor))
-        return replace(self, model=model)
 
 
 def taken(engine: Engine) -> Snapshot:
@@ -63,12 +57,12 @@ def put(engine: Engine, snapshot: Snapshot) -> None:
 
 
 def copied(state: State) -> dict[str, torch.Tensor]:
-    """Tensors in memory of their own; tied ones stay tied."""
+    """Tensors in main memory of their own; tied ones stay tied."""
     made: dict[tuple[int, tuple[int, ...]], torch.Tensor] = {}
     for tensor in state.values():
         key = tensor.data_ptr(), tuple(tensor.shape)
         if key not in made or not tensor.numel():
-            made[key] = tensor.detach().clone()
+            made[key] = tensor.detach().cpu().clone()
     return {name: made[tensor.data_ptr(), tuple(tensor.shape)] for name, tensor in state.items()}
 
 
@@ -82,19 +76,7 @@ def between(one: State, other: State, share: float) -> dict[str, torch.Tensor]:
     return state
 
 
-def distance(one: State, other: State) -> float:
-    """Euclidean distance of two models' floating tensors."""
-    a, b = _untied(one), _untied(other)
-    gaps = (
-        (a[name].double() - b[name].double()).square().sum()
-        for name in a
-        if a[name].is_floating_point()
-    )
+def length(one: State, other: State, names: Sequence[str]) -> float:
+    """Euclidean distance of two models in some tensors."""
+    gaps = ((one[name].double() - other[name].double()).square().sum() for name in names)
     return math.sqrt(float(sum(gaps)))
-
-
-def _untied(state: State) -> dict[str, torch.Tensor]:
-    found: dict[int, str] = {}
-    for name in sorted(state, key=str.encode):
-        found.setdefault(state[name].data_ptr(), name)
-    return {name: state[name] for name in found.values()}

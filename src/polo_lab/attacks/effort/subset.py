@@ -59,7 +59,8 @@ class TinySubset:
                 step.weights = torch.from_numpy(times / times.sum()).float()
                 return who.source.batch(found)
 
-            forgery.batch, forgery.task.step = once, step
+            forgery.batch = once
+            forgery.task.use(step)
         forgery.begin()
         for _ in range(forgery.shards):
             forgery.train(forgery.segments)

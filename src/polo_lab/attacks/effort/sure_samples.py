@@ -88,18 +88,19 @@ def _can_vary(case: Case) -> bool:
 def _margins(case: Case, model: nn.Module) -> tuple[np.ndarray, np.ndarray]:
     """How sure the model is of each sample in training mode, and what it takes it for."""
     name = next(name for name in sorted(case.columns) if name != "label")
-    inputs = torch.from_numpy(case.columns[name])
+    inputs = torch.from_numpy(case.columns[name]).to(next(model.parameters()).device)
     model.eval()
     labels = torch.cat([model(part).argmax(-1) for part in inputs.split(512)])
     model.train()
-    found = torch.zeros(TRIES, len(inputs))
+    found = torch.zeros(TRIES, len(inputs), device=inputs.device)
     for number, order in enumerate(_orders(len(inputs), case.plan.batch)):
         for at in order:
             scores = model(inputs[at])
             own = scores.gather(-1, labels[at].unsqueeze(-1)).squeeze(-1)
             others = scores.scatter(-1, labels[at].unsqueeze(-1), -torch.inf).amax(-1)
             found[number, at] = (own - others).reshape(len(at), -1).amin(1)
-    return (found.mean(0) - SPREADS * found.std(0)).numpy(), labels.numpy()
+    sure = found.mean(0) - SPREADS * found.std(0)
+    return sure.cpu().numpy(), labels.cpu().numpy()
 
 
 def _orders(samples: int, batch: int) -> Iterator[tuple[torch.Tensor, ...]]:

@@ -1,5 +1,7 @@
 """Made-up trajectories: from where a shard starts to where it is to end, segment by segment."""
 
+from functools import partial
+
 import torch
 
 from polo.evidence.replay.engine import Engine
@@ -25,17 +27,21 @@ def walk(forgery: Forgery, target: State, *, rough: float = 0.0) -> None:
     """
     begun, origin = forgery.segment, forgery.now
     end = forgery.pressed(origin.with_model(target)).model
-    generator = torch.Generator().manual_seed(forgery.shard)
-    for segment in range(begun, forgery.segments):
-        share = (segment + 1 - begun) / (forgery.segments - begun)
+    every, left = forgery.recipe.every, forgery.segments - begun
+    past = (forgery.shard - 1) * forgery.steps
+
+    def made(segment: int) -> Snapshot:
+        share = (segment + 1 - begun) / left
         model = between(origin.model, end, share)
         if share < 1:
-            scatter(model, rough, generator)
-        step = min((segment + 1) * forgery.recipe.every, forgery.steps)
-        count(model, origin.model, step - begun * forgery.recipe.every)
-        total = (forgery.shard - 1) * forgery.steps + step
-        rest = plausible_rest(forgery.engine, origin.model, model, total)
-        forgery.jump(Snapshot(model, rest))
+            scatter(model, rough, torch.Generator().manual_seed(past + segment))
+        steps = min((segment + 1) * every, forgery.steps)
+        count(model, origin.model, steps - begun * every)
+        rest = plausible_rest(forgery.engine, origin.model, model, past + steps)
+        return Snapshot(model, rest)
+
+    for segment in range(begun, forgery.segments):
+        forgery.jump(made(segment), again=partial(made, segment))
 
 
 @torch.no_grad()
@@ -89,6 +95,7 @@ def reestimate(
     """
     model = case.task.build_model()
     model.load_state_dict(dict(state))
+    device = next(model.parameters()).device
     norms = [part for part in model.modules() if isinstance(part, _NORMS)]
     if not norms:
         return copied(state)
@@ -98,7 +105,7 @@ def reestimate(
     model.train()
     inputs = next(value for name, value in sorted(case.columns.items()) if name != "label")
     for at in range(0, min(batches * size, len(inputs)), size):
-        model(torch.from_numpy(inputs[at : at + size]))
+        model(torch.from_numpy(inputs[at : at + size]).to(device))
     found = copied(model.state_dict())
     count(found, state, 0)
     return found

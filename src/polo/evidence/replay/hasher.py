@@ -1,0 +1,140 @@
+"""Hashing beside training, in a process of its own.
+
+Training's thread is often busy with Python all the time. Every hash that another thread of the
+same process computes takes the interpreter's lock from it and gives it back, so a snapshot of a
+hundred tensors costs training milliseconds. A process of its own has a lock of its own: all that
+remains here is a question and an answer.
+
+The process is a convenience. Where it cannot be had, and for states so small that it would not
+pay, threads of this process hash. They also take over when it dies or does not answer: the bytes
+are still here, the digests are the same, and training need not be lost for it.
+"""
+
+import logging
+import os
+import socket
+import subprocess
+import sys
+import time
+
+from polo.evidence.replay import hashing
+from polo.evidence.replay.memory import Memory
+
+_PATIENCE = 60.0
+_SLOWEST = 2**24
+_INTERVAL = 5.0
+
+logger = logging.getLogger("polo.evidence")
+
+
+class Hasher:
+    """Hashes pieces of memory, by a process of its own if the memory is shared.
+
+    Args:
+        threads: How many threads hash, here and there; by default some of the cores.
+    """
+
+    def __init__(self, threads: int | None = None) -> None:
+        cores = os.cpu_count() or 1
+        # Training needs the cores, too, and here the interpreter's lock.
+        self._here = hashing.Hashing(threads or (2 if cores >= 8 else 1))
+        self._threads = threads or max(1, min(4, cores // 4))
+        self._process: _Process | None = None
+        self._lost = False
+
+    def start(self) -> None:
+        """Start the process, unless there is one or one was lost.
+
+        On training's thread, which forks loaders' workers: one that is forked by another thread
+        in the middle of this would hold open what this waits for to be closed.
+        """
+        if self._process is None and not self._lost:
+            try:
+                self._process = _Process(self._threads)
+            except OSError as error:
+                self._lose(error)
+
+    def hashes(self, memory: Memory, table: bytes) -> bytes:
+        """The hashes of the pieces that a table lists, one after the other."""
+        if memory.handle is not None and self._process is not None:
+            try:
+                return self._process.hashes(memory.handle, memory.tensor.numel(), table)
+            except OSError as error:
+                self._lose(error)
+        return self._here.hashes(memory.tensor.numpy().data, table)
+
+    def close(self) -> None:
+        """End the process, and all threads."""
+        self._end()
+        self._here.close()
+        self._lost = False
+
+    def _lose(self, error: OSError) -> None:
+        self._lost = True
+        self._end()
+        logger.warning("the process that hashes is lost (%s); threads go on in its place", error)
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process:
+            process.end()
+
+
+class _Process:
+    """The process that hashes.
+
+    Raises:
+        OSError: It cannot be started.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._connection, theirs = socket.socketpair()
+        self._connection.settimeout(_INTERVAL)
+        with theirs:
+            try:
+                # A session of its own: who interrupts training at a terminal does not mean this
+                # process, which training may need to finish its record.
+                self._process = subprocess.Popen(  # noqa: S603
+                    command(threads), stdin=theirs.fileno(), stdout=subprocess.DEVNULL,
+                    start_new_session=True,
+                )  # fmt: skip
+            except BaseException:
+                self._connection.close()
+                raise
+
+    def hashes(self, handle: int, size: int, table: bytes) -> bytes:
+        """Ask for the hashes of pieces of a memory file that has so many bytes.
+
+        Raises:
+            OSError: There is no answer.
+        """
+        deadline = time.monotonic() + _PATIENCE + size / _SLOWEST
+        hashing.ask(self._connection, handle, table)
+        found = b""
+        while missing := hashing.answer_size(table) - len(found):
+            more = self._received(missing, deadline)
+            if not more:
+                raise ConnectionError(f"process {self._process.pid} does not answer")
+            found += more
+        return found
+
+    def _received(self, most: int, deadline: float) -> bytes:
+        """The next bytes; none if the process has ended, or is too late."""
+        while True:
+            try:
+                return self._connection.recv(most)
+            except TimeoutError:
+                # Whoever was forked while the process was started may hold its end open for ever.
+                if self._process.poll() is not None or time.monotonic() > deadline:
+                    return b""
+
+    def end(self) -> None:
+        """End the process, which has nothing to lose."""
+        self._connection.close()
+        self._process.kill()
+        self._process.wait()
+
+
+def command(threads: int) -> list[str]:
+    """How the process is started: with the standard library, and nothing else that may be found."""
+    return [sys.executable or "", "-I", "-S", hashing.__file__, str(threads), str(os.getpid())]

@@ -1,0 +1,226 @@
+"""Attacks on evidence of effort, on the tiny task, where every segment is run again."""
+
+import statistics
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from polo.evidence.replay import challenge as drawing
+from polo.evidence.replay.timeline import Timeline
+from polo.storage.folder import ProofFolder
+from polo_lab.attacks.effort import ATTACKS
+from polo_lab.attacks.effort.answering import Respondent
+from polo_lab.attacks.effort.carrying import loaded
+from polo_lab.attacks.effort.forging import Forgery
+from polo_lab.attacks.effort.games import KINDS as GAMES
+from polo_lab.attacks.effort.games import Game
+from polo_lab.attacks.effort.grafts import usual
+from polo_lab.attacks.effort.grinding import fit
+from polo_lab.attacks.effort.inflation import Inflation
+from polo_lab.attacks.effort.interpolation import Interpolation
+from polo_lab.attacks.effort.masking import Masking
+from polo_lab.attacks.effort.skipping import Skipping
+from polo_lab.attacks.effort.snapshot import between, copied, length
+from polo_lab.attacks.effort.subset import TinySubset
+from polo_lab.attacks.effort.sure_samples import choose
+from polo_lab.attacks.effort.walking import scatter
+from polo_lab.effort.case import Case
+from polo_lab.effort.judging import judge
+from polo_lab.effort.plan import Plan
+
+EVERYTHING = 1000
+PLAN = Plan("momentum", "constant", 0.05, shards=3, batch=32, every=1, draws=EVERYTHING, seals=3)
+
+REFUSED_BY = {
+    "inflation from a stolen start": {"start/start", "replay/segment", "progress/downhill"},
+    "single graft, denied": {"replay/record", "replay/segment"},
+    "single graft, admitted": {"replay/segment"},
+    "single graft, momentum": {"replay/segment"},
+    "single graft, sealing": {"replay/sealing"},
+    "idle steps, identity": {"replay/record", "replay/segment"},
+    "idle steps, no rate": {"replay/segment"},
+    "tiny subset of 16, plain copies": {"replay/data"},
+    "reused segments, own": {"replay/record", "replay/segment"},
+    "grinding, 32 roots a shard": {"replay/sealing", "replay/segment"},
+    "spoofed replay, near": {"start/start"},
+    "answering game, silence": {"replay/segment"},
+}
+"""Checks that must be among those that refuse an attack; all others end at a segment."""
+
+OPEN = {
+    "labels that the loss leaves out, by rounding": "it names another machine, and is left open",
+    "labels that the loss leaves out, all but 4 places": "the same",
+    "tiny subset of 16, varied copies": "batch-norm makes rows meet, so all of it was trained",
+}
+"""Attacks that are not refused as lies, and why."""
+
+
+@pytest.fixture(scope="module")
+def make(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Case]:
+    """Cases of the tiny task; options go to the plan."""
+    made: dict[str, Case] = {}
+    task = request.getfixturevalue("task")
+
+    def case(levels: tuple[str, ...] = ("chain", "progress", "replay"), **options: Any) -> Case:
+        key = f"{levels} {options}"
+        if key not in made:
+            plan = replace(PLAN, **options)
+            made[key] = Case(task, plan, 5, tmp_path_factory.mktemp("case") / "case", levels)
+        return made[key]
+
+    return case
+
+
+def faults_of(case: Case, attack: Any, folder: Path) -> tuple[str, set[str]]:
+    found = judge(case, attack.run(case, folder / "proof"), folder / "answer")
+    return found.outcome, set(found.faults)
+
+
+def honest(case: Case, folder: Path) -> Forgery:
+    """The forger's own tools, used honestly."""
+    forgery = Forgery(case, folder)
+    forgery.begin()
+    for _ in range(forgery.shards):
+        forgery.train(forgery.segments)
+        forgery.seal()
+    return forgery
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+def test_what_a_forger_trains_is_accepted(
+    make: Callable[..., Case], optimizer: str, tmp_path: Path
+) -> None:
+    case = make(levels=("chain", "replay"), optimizer=optimizer, rate=0.005)
+    attempt = honest(case, tmp_path / "proof").finish()
+    found = judge(case, attempt, tmp_path / "answer")
+    assert found.outcome == "accepted", found.headline
+    assert attempt.gradient_steps == case.steps
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
+def test_no_attack_is_accepted(make: Callable[..., Case], attack: Any, tmp_path: Path) -> None:
+    outcome, faults = faults_of(make(), attack, tmp_path)
+    if attack.name not in OPEN:
+        assert outcome == "rejected"
+        assert REFUSED_BY.get(attack.name, {"replay/segment"}) <= faults
+
+
+@pytest.mark.parametrize("attack", [Inflation("drawn"), Interpolation("curved")])
+def test_a_forgery_costs_no_step_and_the_chain_alone_accepts_it(
+    make: Callable[..., Case], attack: Any, tmp_path: Path
+) -> None:
+    case = make()
+    attempt = attack.run(case, tmp_path / "proof")
+    assert attempt.gradient_steps == 0
+    found = judge(case, attempt, tmp_path / "answer")
+    assert (found.levels["chain"], found.levels["start"]) == ("passed", "passed")
+    assert found.levels["replay"] == "failed"
+
+
+def test_names_are_told_apart_and_can_name_folders() -> None:
+    names = [attack.name for attack in ATTACKS]
+    assert len(set(names)) == len(names)
+    assert not any("/" in name for name in names)
+    assert all(attack.description and attack.knowledge and attack.data for attack in ATTACKS)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.25, 0.5])
+def test_skipping_escapes_as_often_as_verdicts_say(
+    make: Callable[..., Case], share: float, tmp_path: Path
+) -> None:
+    case = make(levels=("chain", "replay"), draws=6, top=0, seals=0)
+    attempt = Skipping(share, "small").run(case, tmp_path / "proof")
+    folder = ProofFolder(attempt.proof)
+    timeline = Timeline.load(folder, folder.manifest())
+    assert isinstance(attempt.respond, Respondent)
+    faked, total = attempt.respond.faked, timeline.segments
+    assert len(faked) == round(share * total)
+    tries = 2000
+    free = sum(
+        not faked & set(drawing.draw_from(timeline, ends=False).segments) for _ in range(tries)
+    )
+    expected = drawing.escape(len(faked) / total, 6, total)
+    spread = (expected * (1 - expected) / tries) ** 0.5
+    assert abs(free / tries - expected) < 5 * spread + 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", GAMES)
+def test_games_with_answers_are_lost(make: Callable[..., Case], kind: str, tmp_path: Path) -> None:
+    case = make(levels=("chain", "replay"))
+    outcome, faults = faults_of(case, Game(kind), tmp_path)
+    assert outcome == "rejected"
+    assert faults & {"replay/segment", "replay/draw"}
+
+
+def test_an_optimizer_carries_weights_wherever_it_is_told(
+    make: Callable[..., Case], tmp_path: Path
+) -> None:
+    for optimizer in ("momentum", "adam"):
+        case = make(levels=("chain", "replay"), optimizer=optimizer, rate=0.001, passes=4)
+        forgery = Forgery(case, tmp_path / optimizer)
+        start = forgery.begin().model
+        target = copied(start)
+        scatter(target, 2.0, torch.Generator().manual_seed(0))
+        names = [name for name, value in start.items() if value.dim() > 1]
+        forgery.train_and_edit(partial(loaded, forgery, target, forgery.steps - 1))
+        before = length(forgery.now.model, target, names)
+        forgery.train(forgery.segments - 1)
+        assert length(forgery.now.model, target, names) < 0.3 * before
+
+
+def test_grinding_gains_what_chance_gives(make: Callable[..., Case], tmp_path: Path) -> None:
+    case = make(levels=("chain", "replay"))
+    forgery = Forgery(case, tmp_path / "proof")
+    state = forgery.begin()
+    found = []
+    for number in range(64):
+        state.model["0.weight"].view(-1)[0] = number / 64
+        found.append(fit(forgery, state))
+    bits = forgery.terms.scheme.bits
+    assert abs(statistics.mean(found) - bits / 2) < 5 * (bits / 4 / 64) ** 0.5
+    assert 0 < max(found) - bits / 2 < 5 * (bits / 4) ** 0.5
+
+
+def test_sure_samples_have_no_gradient(make: Callable[..., Case]) -> None:
+    case = make()
+    chosen = choose(case, case.victim.state)
+    model = case.task.build_model().train()
+    model.load_state_dict(dict(chosen.model))
+    at = torch.arange(64)
+    inputs = torch.from_numpy(chosen.columns["point"][at])
+    labels = torch.from_numpy(chosen.columns["label"][at])
+    torch.nn.functional.cross_entropy(model(inputs), labels).backward()
+    assert all(not parameter.grad.any() for parameter in model.parameters())
+
+
+def test_a_usual_claim_is_a_middling_one(make: Callable[..., Case], tmp_path: Path) -> None:
+    forgery = Forgery(make(), tmp_path / "proof")
+    forgery.begin()
+    forgery.train(5)
+    model, rest = usual(forgery)
+    assert sorted(move for move, _ in forgery.claims).index(model) == 2
+    assert sorted(move for _, move in forgery.claims).index(rest) == 2
+
+
+def test_costs_are_counted_in_samples(make: Callable[..., Case], tmp_path: Path) -> None:
+    case = make(levels=("chain", "replay"))
+    masked = Masking(0.25).run(case, tmp_path / "masked")
+    assert masked.gradient_steps == pytest.approx(case.steps / 4, rel=0.4)
+    # Batch-norm makes the rows of a batch meet, so a subset saves nothing here.
+    assert TinySubset(8).run(case, tmp_path / "subset").gradient_steps == case.steps
+
+
+def test_halfway_between_two_models_keeps_the_counters() -> None:
+    one = {"w": torch.zeros(2), "n": torch.tensor(3)}
+    other = {"w": torch.ones(2), "n": torch.tensor(9)}
+    found = between(one, other, 0.25)
+    assert found["w"].tolist() == [0.25, 0.25]
+    assert found["n"] == 3
+    assert between(one, other, 0.75)["n"] == 9
