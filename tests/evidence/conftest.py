@@ -26,6 +26,8 @@ from polo.protocol.records import Enrolment, File, Manifest
 from polo.storage.folder import MANIFEST_FILE, ProofFolder, evidence_path, state_path_of
 from polo.verifier import Policy
 
+collect_ignore = ["replay_worker.py"]  # It runs in processes of its own.
+
 
 class Tied(nn.Module):
     """A tiny language model whose head is its embedding."""

@@ -200,8 +200,13 @@ LIES: dict[str, tuple[str, str, Callable[[Any], Any], str]] = {
     "made-up momentum": ("rest", "momentum_buffer", lambda m: m * 2, "(momentum_buffer)"),
     "made-up statistics": ("model", "1.running_mean", lambda m: m + 0.1, "(buffers)"),
     "made-up count": ("model", "1.num_batches", lambda n: n + 1, "1.num_batches_tracked"),
-    "no number": ("model", "3.weight", lambda w: w * np.nan, "(weights)"),
-    "endless": ("rest", "momentum_buffer", lambda m: m * np.float32(np.inf), "(momentum_buffer)"),
+    "no number": ("model", "3.weight", lambda w: w * np.nan, "not finite: 3.weight"),
+    "endless": (
+        "rest",
+        "momentum_buffer",
+        lambda m: m * np.float32(np.inf),
+        "not finite: momentum",
+    ),
 }
 
 

@@ -305,7 +305,10 @@ def test_what_a_step_draws_at_random_comes_from_its_seed(
 def test_marks_that_are_pressed_every_other_step(train: Callable[..., Any], tmp_path: Path) -> None:
     """Seven steps a shard, so that the second one begins between two presses."""
     made = train(
-        tmp_path / "proof", terms={"every": 2, "strength": 0.04}, loop=_seven_steps, epochs=3
+        tmp_path / "proof",
+        terms={"every": 2, "strength": 0.04, "fewest_steps": 7},
+        loop=_seven_steps,
+        epochs=3,
     )
     assert {shard.steps for shard in made.manifest.shards} == {7}
     assert passed(made.replayed(tmp_path / "answer"))

@@ -73,9 +73,11 @@ def test_levels_are_judged_one_by_one() -> None:
 
 def test_recording_keeps_the_last_run_that_did_not_break(tmp_path: Path) -> None:
     broken = replace(FORGED, outcome=rows.ERROR)
-    lines = written(tmp_path / "lines", broken, HONEST, FORGED, broken)
+    passed = replace(FORGED, seed=2, outcome="accepted", note="by luck")
+    noted = replace(FORGED, note="of no interest where it was rejected")
+    lines = written(tmp_path / "lines", broken, HONEST, noted, broken, passed)
     recorded.record("small", lines, tmp_path)
-    assert recorded.load(tmp_path) == [Recorded("small", [RUN], [FORGED, HONEST])]
+    assert recorded.load(tmp_path) == [Recorded("small", [RUN], [FORGED, HONEST, passed])]
 
 
 def test_what_passes_stands_first_and_in_bold() -> None:
@@ -83,10 +85,11 @@ def test_what_passes_stands_first_and_in_bold() -> None:
     page = report.page([Recorded("small", [RUN], [HONEST, FORGED, passed])])
     assert "**inflation: 1 of 2" in page
     assert page.index("What still passes") < page.index("Attack × level")
-    assert "60% of the time and 60% of the gradient steps" in page
+    assert "60.0% of the gradient steps and 60.0% of the time" in page
     assert "cheap**" not in page
-    cheap = replace(passed, steps=10)
-    assert "1 of them cheap**" in report.page([Recorded("small", [RUN], [HONEST, cheap])])
+    cheap = replace(passed, steps=10, note="nine tenths left out")
+    page = report.page([Recorded("small", [RUN], [HONEST, cheap])])
+    assert "1 of them cheap**. For instance: nine tenths left out." in page
 
 
 def test_the_table_counts_by_level() -> None:

@@ -13,7 +13,7 @@ FOLDER = Path(__file__).parents[3] / "docs" / "recorded"
 _PREFIX = "effort-"
 _PARTS = ("chain", "start", "progress", "replay")
 _ENDINGS = {word[0]: word for word in ("passed", "failed", "undecided")}
-_COLUMNS = [field.name for field in fields(Row) if field.name != "note"]
+_COLUMNS = [field.name for field in fields(Row)]
 
 
 class Recorded(NamedTuple):
@@ -42,7 +42,8 @@ def record(name: str, lines: Path, folder: Path = FOLDER) -> Path:
 
 
 def _packed(values: dict[str, Any]) -> str:
-    """A row on one line; how the levels ended is a letter each, notes are left out."""
+    """A row on one line: a letter for how each level ended, and a note where it passed."""
+    values["note"] = values["note"] if values["outcome"] == "accepted" else ""
     values["levels"] = "".join(values["levels"].get(part, "-")[0] for part in _PARTS)
     line = [values[name] for name in _COLUMNS]
     return json.dumps(line, ensure_ascii=False, separators=(",", ":"))

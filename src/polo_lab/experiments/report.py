@@ -4,6 +4,7 @@ No figure on that page is typed by hand: run the experiments again, record them,
 """
 
 import argparse
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -112,25 +113,34 @@ def _distinct(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _passing(attacked: Sequence[Row]) -> str:
     """Attacks that all levels together accepted, the cheapest first."""
-    lines = []
-    for name, own in _by_attack(attacked):
-        passed = [row for row in own if row.accepted]
-        if passed:
-            times = median([row.time_share for row in passed])
-            steps = median([row.step_share for row in passed])
-            cheap = sum(row.cheap for row in passed)
-            lines.append(
-                (steps, f"- **{name}: {_rate(len(passed), len(own))} accepted by all levels, at "
-                f"{times:.0%} of the time and {steps:.0%} of the gradient steps of honest "
-                f"training{f'; {cheap} of them cheap' if cheap else ''}**")
-            )  # fmt: skip
-    broken = sum(row.outcome == ERROR for row in attacked)
-    note = [f"\n{broken} runs broke and are counted nowhere."] if broken else []
-    if not lines:
-        judged = len(attacked) - broken
-        rate = _rate(0, judged) if judged else "0"
-        return "\n".join([f"No attacked run was accepted by all levels: {rate}.", *note])
-    return "\n".join([text for _, text in sorted(lines)] + note)
+    passing = {
+        name: [row for row in own if row.accepted]
+        for name, own in _by_attack(attacked)
+        if any(row.accepted for row in own)
+    }
+    of = Counter(row.attack for row in attacked if row.outcome != ERROR)
+    cheapest = sorted(passing.items(), key=lambda item: min(row.step_share for row in item[1]))
+    lines = [_passed(name, own, of[name]) for name, own in cheapest]
+    if not lines and of:
+        lines = [f"No attacked run was accepted by all levels: {_rate(0, of.total())}."]
+    if broken := len(attacked) - of.total():
+        lines.append(f"\n{broken} runs broke and are counted nowhere.")
+    return "\n".join(lines)
+
+
+def _passed(name: str, passed: Sequence[Row], trials: int) -> str:
+    times, steps = (
+        _span([getattr(row, k) for row in passed]) for k in ("time_share", "step_share")
+    )
+    cheap = sum(row.cheap for row in passed)
+    note = next((row.note for row in passed if row.note), "")
+    return (
+        f"- **{name}: {_rate(len(passed), trials)} accepted by all levels, at {steps} of the "
+        f"gradient steps and {times} of the time of honest training"
+        + (f"; {cheap} of them cheap" if cheap else "")
+        + "**"
+        + (f". For instance: {note}." if note else "")
+    )
 
 
 def _table(attacked: Sequence[Row]) -> str:

@@ -272,13 +272,15 @@ class _Data:
         self._least = recipe.effect / MILLION
         self._seen: dict[int, bytes] = {}
         self._effects: dict[Place, bool] = {}
+        self._ran = False
 
     def add(self, samples: Samples) -> None:
         """Take note of a segment's samples."""
         self._seen |= samples.opening.contents()
 
     def note(self, place: Place, effect: bool | None) -> None:
-        """Take note of whether a sample of a segment made a difference."""
+        """Take note of whether a sample of a segment that was run made a difference."""
+        self._ran = True
         if effect is not None:
             self._effects[place] = effect
 
@@ -288,7 +290,7 @@ class _Data:
             yield self._distinct()
         if self._effects:
             yield self._effect()
-        elif self._seen:
+        elif self._ran:
             detail = "no sample could be exchanged for another, so nobody knows whether they matter"
             yield Check("effect", Status.UNDECIDED, detail, level=LEVEL)
 

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from polo_lab.attacks.effort.snapshot import copied
+from polo_lab.attacks.effort.walking import rows_meet
 from polo_lab.attacks.state import State
 from polo_lab.effort.case import Case
 
@@ -17,7 +18,9 @@ SATURATED = 110.0
 SPARE = 3.0
 """How much more than that is aimed at, since every sealing disturbs the weights."""
 
-TRIES = 24
+TRIES = 8
+"""Passes over the samples where what comes out of a model depends on batch or chance."""
+
 SPREADS = 4.0
 """A sample's margin is taken as its mean over the tries, less so many standard deviations."""
 
@@ -58,7 +61,7 @@ def choose(case: Case, stolen: State) -> Chosen:
     columns["label"] = labels[place].astype(columns["label"].dtype)
     _vary(columns, kept)
     factor = SPARE * SATURATED / max(1.0, float(margins[surest[kept - 1]]))
-    return Chosen(columns, louder(case, stolen, factor), TRIES * len(surest))
+    return Chosen(columns, louder(case, stolen, factor), _tries(model) * len(surest))
 
 
 def louder(case: Case, stolen: State, factor: float) -> dict[str, torch.Tensor]:
@@ -92,20 +95,24 @@ def _margins(case: Case, model: nn.Module) -> tuple[np.ndarray, np.ndarray]:
     model.eval()
     labels = torch.cat([model(part).argmax(-1) for part in inputs.split(512)])
     model.train()
-    found = torch.zeros(TRIES, len(inputs), device=inputs.device)
-    for number, order in enumerate(_orders(len(inputs), case.plan.batch)):
+    found = torch.zeros(_tries(model), len(inputs), device=inputs.device)
+    for number, order in enumerate(_orders(len(inputs), case.plan.batch, len(found))):
         for at in order:
             scores = model(inputs[at])
             own = scores.gather(-1, labels[at].unsqueeze(-1)).squeeze(-1)
             others = scores.scatter(-1, labels[at].unsqueeze(-1), -torch.inf).amax(-1)
             found[number, at] = (own - others).reshape(len(at), -1).amin(1)
-    sure = found.mean(0) - SPREADS * found.std(0)
+    sure = found.mean(0) - SPREADS * found.std(0, correction=0)
     return sure.cpu().numpy(), labels.cpu().numpy()
 
 
-def _orders(samples: int, batch: int) -> Iterator[tuple[torch.Tensor, ...]]:
+def _tries(model: nn.Module) -> int:
+    return TRIES if rows_meet(model) else 1
+
+
+def _orders(samples: int, batch: int, tries: int) -> Iterator[tuple[torch.Tensor, ...]]:
     generator = torch.Generator().manual_seed(0)
-    for _ in range(TRIES):
+    for _ in range(tries):
         yield torch.randperm(samples, generator=generator).split(batch)
 
 
