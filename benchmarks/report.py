@@ -31,7 +31,9 @@ def main() -> None:
     attacked = [_recorded(name) for name in ("robustness.json", "robustness-gpu.json")]
     PAGE.parent.mkdir(exist_ok=True)
     found = [item for item in attacked if item]
-    PAGE.write_text(page(recorded, _recorded("noise.json"), found, _recorded("progress.json")))
+    beside = _recorded("effort-gpu.json")
+    text = page(recorded, _recorded("noise.json"), found, _recorded("progress.json"), beside)
+    PAGE.write_text(text)
 
 
 def _recorded(name: str) -> Mapping[str, Any] | None:
@@ -45,6 +47,7 @@ def page(
     noise: Mapping[str, Any] | None,
     attacked: Sequence[Mapping[str, Any]],
     progress: Mapping[str, Any] | None = None,
+    effort: Mapping[str, Any] | None = None,
 ) -> str:
     """The page's text."""
     parts = [_INTRODUCTION, "## Machine", *_machine(recorded["machine"])]
@@ -58,6 +61,10 @@ def page(
         parts += ownership.sections(found, again=bool(at))
     if progress:
         parts += ["## Does it look like training?", *likeness.section(progress)]
+    if effort:
+        parts += ["## Evidence of effort on a GPU", *_machine(effort["machine"])]
+        parts += [table.markdown(table.HEAD, table.rows(effort["benchmarks"]))]
+        parts += _notes(effort["benchmarks"])
     return "\n\n".join(parts) + "\n"
 
 
