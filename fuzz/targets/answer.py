@@ -6,10 +6,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fuzz import mutation, promises, sandbox, seeds
 from fuzz.target import Target
-from polo.evidence.replay.shown import ANSWER_FILE, Shown
+from polo.evidence.replay.shown import Shown
 from polo.keys import Ed25519Verifier, Identity
 from polo.protocol import signing
-from polo.protocol.challenge import Answer, Challenge, Place, Secret
+from polo.protocol.challenge import ANSWER_FILE, Answer, Challenge, Place, Secret
 
 CHALLENGE = Challenge(bytes(32), (Place(1, 0),), (1, 2), False, 0)
 _KEY = Identity(Ed25519PrivateKey.from_private_bytes(bytes(32)))

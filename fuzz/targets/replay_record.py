@@ -17,11 +17,9 @@ def check(data: bytes) -> None:
         found = record.load(sandbox.file(data), SEGMENTS, place="input")
         promises.require(found.encode() == data, "a record has one spelling")
         promises.require(found.segments == SEGMENTS, "a record has the segments asked for")
-        promises.require(
-            not platform.differences(found.platform, found.platform), "a platform equals itself"
-        )
         before = platform.describe("cpu")
-        platform.parse(platform.describe_like(found.platform), "here")
+        with platform.adopted(found.platform):
+            platform.same(platform.parse(found.platform, "there"), platform.describe("cpu"))
         promises.require(platform.describe("cpu") == before, "what was adopted is put back")
 
 

@@ -37,6 +37,10 @@ class Place(Record):
         return f"{self.shard:06d}-{self.segment:010d}.{part}.safetensors"
 
 
+ANSWER_FILE = "answer.json"
+"""The signed part of an answer."""
+
+
 def sealing_file(shard: int) -> str:
     """Name of the file of an answer about the sealing of a shard."""
     return f"{shard:06d}-sealing.model.safetensors"

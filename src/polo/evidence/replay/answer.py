@@ -20,7 +20,7 @@ from polo.evidence.replay.state import digest_of
 from polo.evidence.replay.timeline import Timeline
 from polo.privacy import obfuscation
 from polo.protocol import chain, signing
-from polo.protocol.challenge import Answer, Challenge, Place, Secret, sealing_file
+from polo.protocol.challenge import ANSWER_FILE, Answer, Challenge, Place, Secret, sealing_file
 from polo.protocol.digest import SIZE
 from polo.protocol.records import Manifest
 from polo.storage import atomic, history
@@ -29,8 +29,6 @@ from polo.tasks import Task
 from polo.watermark.mark import carrier_of
 from polo.weights.checkpoint import Checkpoint
 from polo.weights.files import FileCheckpoint, open_plain, write_checkpoint
-
-ANSWER_FILE = "answer.json"
 
 Listener = Callable[[str, int, int], None]
 

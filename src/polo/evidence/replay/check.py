@@ -13,14 +13,14 @@ from polo.evidence.replay.motion import Motion
 from polo.evidence.replay.recipe import Recipe
 from polo.evidence.replay.request import Request
 from polo.evidence.replay.rerun import Attempt, Rerun
-from polo.evidence.replay.shown import ANSWER_FILE, Samples, Shown, State
+from polo.evidence.replay.shown import Samples, Shown, State
 from polo.evidence.replay.state import digest_of
 from polo.evidence.replay.timeline import LEVEL, Timeline
 from polo.keys import Ed25519Verifier
 from polo.privacy import obfuscation
 from polo.protocol import signing
 from polo.protocol.carrier import Carrier
-from polo.protocol.challenge import Answer, Challenge, Place
+from polo.protocol.challenge import ANSWER_FILE, Answer, Challenge, Place
 from polo.protocol.detection import MILLION
 from polo.protocol.records import Manifest, Nonce
 from polo.storage.folder import ProofFolder

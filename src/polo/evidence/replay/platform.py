@@ -103,11 +103,6 @@ def same(a: Mapping[str, str], b: Mapping[str, str]) -> list[str]:
     ]
 
 
-def differences(a: str, b: str) -> list[str]:
-    """What differs between two descriptions, given as texts."""
-    return same(parse(a, "platform"), parse(b, "platform"))
-
-
 def device_for(text: str, device: str | None = None) -> str:
     """The device to run something again on: the one given, else the described kind, if it is here.
 
@@ -121,12 +116,6 @@ def device_for(text: str, device: str | None = None) -> str:
         wanted = parse(text, "platform").get("device")
         return "cuda" if wanted == "cuda" and torch.cuda.is_available() else "cpu"
     return device
-
-
-def describe_like(text: str, device: str | None = None) -> str:
-    """This machine as it is while a description is `adopted`."""
-    with adopted(text):
-        return text_of(describe(device_for(text, device)))
 
 
 @contextmanager

@@ -278,15 +278,6 @@ class Recipe:
                 raise _unlike(key, value, expected[key])
 
 
-def escape(fraction: float, draws: int) -> float:
-    """Largest chance that so many drawn segments miss a fraction of all that was faked.
-
-    >>> round(escape(0.1, 44), 4)
-    0.0097
-    """
-    return (1.0 - fraction) ** draws
-
-
 def draws_for(fraction: float, probability: float) -> int:
     """Fewest draws that hit a faked fraction of the segments with at least a probability.
 
@@ -298,7 +289,7 @@ def draws_for(fraction: float, probability: float) -> int:
     draws = 1
     if fraction < 1.0:
         draws = max(1, math.floor(math.log1p(-probability) / math.log1p(-fraction)))
-    while escape(fraction, draws) > 1.0 - probability:
+    while (1.0 - fraction) ** draws > 1.0 - probability:
         draws += 1
     return draws
 

@@ -18,7 +18,7 @@ from polo.evidence.replay import calibration, platform
 from polo.evidence.replay.engine import Engine, Shard
 from polo.evidence.replay.order import Order
 from polo.evidence.replay.record import Record
-from polo.evidence.replay.shown import HeldCheckpoint, Samples, Shown, State
+from polo.evidence.replay.shown import Samples, Shown, State
 from polo.evidence.replay.state import MOVE_ONE, SATURATED, digest_of
 from polo.evidence.replay.timeline import LEVEL, Timeline
 from polo.protocol import chain
@@ -162,7 +162,7 @@ class Rerun:
         recorded = record.boundaries[place.segment + 1]
         with platform.adopted(record.platform):
             engine = self._prepared(record)
-            end = _held(self._run(engine, place, state, samples))
+            end = State.copy_of(self._run(engine, place, state, samples))
             if (digest_of(end.model), digest_of(end.rest)) == (recorded.model, recorded.rest):
                 return self._moved(place, self._measured(state, end), None)
             differing = platform.same(
@@ -334,12 +334,6 @@ def _same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
         return one is other
     # What is no number equals nothing, not even itself, and shows nothing.
     return torch.equal(one, other) or not bool(one.isfinite().all())
-
-
-def _held(state: State) -> State:
-    """A copy of a state that will change."""
-    rest = HeldCheckpoint.copy_of(state.rest) if state.rest is not None else None
-    return State(HeldCheckpoint.copy_of(state.model), rest)
 
 
 def _alike(said: int, went: int) -> bool:

@@ -25,14 +25,13 @@ from polo.evidence.replay.samples import (
     tensors,
 )
 from polo.evidence.replay.state import NO_STATE, digest_of
-from polo.protocol.challenge import Answer, Challenge, Place, sealing_file
+from polo.protocol.challenge import ANSWER_FILE, Answer, Challenge, Place, sealing_file
 from polo.protocol.effort import Column
 from polo.protocol.layout import Layout
 from polo.weights import dtypes
 from polo.weights.checkpoint import Checkpoint
 from polo.weights.files import FileCheckpoint, open_plain
 
-ANSWER_FILE = "answer.json"
 MAX_ANSWER_FILE = 4 * 2**20
 
 
@@ -72,10 +71,10 @@ class State:
     rest: Checkpoint | None
 
     @classmethod
-    def copy_of(cls, model: Checkpoint, rest: Checkpoint | None) -> "State":
+    def copy_of(cls, state: "State") -> "State":
         """A copy of a state that may change."""
-        held = None if rest is None else HeldCheckpoint.copy_of(rest)
-        return cls(HeldCheckpoint.copy_of(model), held)
+        rest = None if state.rest is None else HeldCheckpoint.copy_of(state.rest)
+        return cls(HeldCheckpoint.copy_of(state.model), rest)
 
 
 @dataclass(frozen=True)

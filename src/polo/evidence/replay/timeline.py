@@ -17,16 +17,13 @@ from typing import Self
 from polo.checks import Check, Status, counted
 from polo.errors import FormatError, LimitError, TermsError
 from polo.evidence.replay.recipe import Recipe
-from polo.evidence.replay.record import Record, load, segments_of, span_of
+from polo.evidence.replay.record import MAX_SEGMENTS, Record, load, segments_of, span_of
 from polo.evidence.replay.state import MOVE_ONE, NO_STATE, SATURATED
 from polo.protocol.challenge import Place
 from polo.protocol.records import Manifest
 from polo.storage.folder import ProofFolder, evidence_path
 
 LEVEL = "replay"
-
-MAX_SEGMENTS = 2**20
-"""Most segments of a whole chain, so that records take little memory."""
 
 
 @dataclass(frozen=True)

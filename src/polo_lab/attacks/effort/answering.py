@@ -12,12 +12,11 @@ from pathlib import Path
 import torch
 from numpy.typing import ArrayLike
 
-from polo.evidence.replay.answer import ANSWER_FILE
 from polo.evidence.replay.engine import Engine, Shard, quiet_generators
 from polo.evidence.replay.samples import encode_opening
 from polo.privacy import obfuscation
 from polo.protocol import signing
-from polo.protocol.challenge import Answer, Challenge, Place, Secret, sealing_file
+from polo.protocol.challenge import ANSWER_FILE, Answer, Challenge, Place, Secret, sealing_file
 from polo.weights.checkpoint import Checkpoint
 from polo.weights.files import write_checkpoint
 from polo_lab.attacks.effort.snapshot import Snapshot, put, taken

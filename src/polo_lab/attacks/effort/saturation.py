@@ -58,10 +58,11 @@ class Saturation:
         self._enter(forgery, case.victim.state, chosen.model)
         idle = 0
         for _ in range(forgery.shards):
-            while forgery.segment < forgery.segments and not _quiet(forgery):
+            while forgery.segments - forgery.segment > 1 and not _quiet(forgery):
                 pass
             idle += forgery.segments - forgery.segment
             _idle_through(forgery)
+            _rescue(forgery, chosen.model)
             forgery.seal()
         total = forgery.shards * forgery.segments
         why = "" if can_carry(forgery) else "; this optimizer has no momentum to be carried by"
@@ -107,10 +108,20 @@ def _quiet(forgery: Forgery) -> bool:
 
 
 def _idle_through(forgery: Forgery) -> None:
-    """Train to the end of the shard without gradients."""
+    """Train to the last segment of the shard without gradients."""
     forgery.task.use(_idle, _price(forgery.engine.model))
-    forgery.train(forgery.segments - forgery.segment)
+    forgery.train(forgery.segments - forgery.segment - 1)
     forgery.task.use()
+
+
+def _rescue(forgery: Forgery, loud: State) -> None:
+    """End the shard; should training have diverged on the way, with another jump."""
+    if all(bool(value.isfinite().all()) for value in forgery.now.model.values()):
+        forgery.task.use(_idle, _price(forgery.engine.model))
+        forgery.train()
+        forgery.task.use()
+    else:
+        forgery.jump(_still(forgery.pressed(forgery.now.with_model(loud))))
 
 
 def _idle(
@@ -133,6 +144,6 @@ def _price(model: nn.Module) -> float:
 def _still(now: Snapshot) -> Snapshot:
     rest = {name: value.clone() for name, value in now.rest.items()}
     for name, value in rest.items():
-        if name.partition("/")[0] in ("momentum_buffer", "exp_avg"):
+        if name.partition("/")[0] != "step":
             value.zero_()
     return Snapshot(now.model, rest)
