@@ -37,8 +37,9 @@ def test_the_recorded_quickstart_is_of_this_release(make: ModuleType) -> None:
         "rejected",
         "claim",
         "no_claim",
-        "accepted",
+        "rejected",
     ]
+    assert figures["scenes"][-1]["refused_at"] == ["progress", "replay"]
 
 
 def test_nothing_recorded_names_a_path_of_the_recording_machine() -> None:

@@ -58,11 +58,14 @@ class Saturation:
         self._enter(forgery, case.victim.state, chosen.model)
         idle = 0
         for _ in range(forgery.shards):
-            while forgery.segments - forgery.segment > 1 and not _quiet(forgery):
-                pass
-            idle += forgery.segments - forgery.segment
-            _idle_through(forgery)
-            _rescue(forgery, chosen.model)
+            quiet = False
+            while forgery.segments - forgery.segment > 1 and not quiet:
+                quiet = _quiet(forgery)
+            if quiet:
+                idle += forgery.segments - forgery.segment
+                _idle_through(forgery)
+            else:
+                _rescue(forgery, chosen.model)
             forgery.seal()
         total = forgery.shards * forgery.segments
         why = "" if can_carry(forgery) else "; this optimizer has no momentum to be carried by"
@@ -108,18 +111,16 @@ def _quiet(forgery: Forgery) -> bool:
 
 
 def _idle_through(forgery: Forgery) -> None:
-    """Train to the last segment of the shard without gradients."""
+    """Train to the end of the shard without gradients."""
     forgery.task.use(_idle, _price(forgery.engine.model))
-    forgery.train(forgery.segments - forgery.segment - 1)
+    forgery.train(forgery.segments - forgery.segment)
     forgery.task.use()
 
 
 def _rescue(forgery: Forgery, loud: State) -> None:
-    """End the shard; should training have diverged on the way, with another jump."""
+    """Train the last segment; should training have diverged on the way, jump instead."""
     if all(bool(value.isfinite().all()) for value in forgery.now.model.values()):
-        forgery.task.use(_idle, _price(forgery.engine.model))
         forgery.train()
-        forgery.task.use()
     else:
         forgery.jump(_still(forgery.pressed(forgery.now.with_model(loud))))
 
