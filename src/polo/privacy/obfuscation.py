@@ -49,7 +49,7 @@ def scale_of(values: NDArray[np.floating[Any]], sigma: int) -> float:
     if not values.size:
         return 0.0
     with np.errstate(over="ignore"):
-        double = values.astype(np.float64, copy=False)
+        double = values.astype(np.float64, copy=False).reshape(-1)
         rms = math.sqrt(float(np.dot(double, double)) / values.size)
     if not math.isfinite(rms):
         return 0.0  # Training has diverged; committing to these weights will say so.

@@ -23,6 +23,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
+from polo.errors import WeightsError
 from polo_lab.attacks.effort import ATTACKS
 from polo_lab.effort.case import Attack, Attempt, Case
 from polo_lab.effort.catalogue import SMALL, Key, keys
@@ -32,6 +33,7 @@ from polo_lab.experiments import machine, rows
 from polo_lab.experiments.rows import HONEST, Row
 
 PER_ATTACK = 30
+NO_PROOF = "no proof"
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,12 @@ def _row(case: Case, key: Key, name: str, folder: Path) -> Row:
     row = Row(key.task, key.optimizer, key.schedule, key.seed, name, rows.ERROR)
     try:
         victim = case.victim
-        attempt = _honest(case, victim) if name == HONEST else _attack(name).run(case, folder)
+        try:
+            attempt = _honest(case, victim) if name == HONEST else _attack(name).run(case, folder)
+        except WeightsError as error:
+            # An attack that trains until weights are no numbers has no proof to show.
+            lost = replace(row, outcome="rejected", faults=(NO_PROOF,), note=str(error)[:200])
+            return replace(lost, **_compared(victim, name)) if name != HONEST else lost
         found = judge(case, attempt, folder.with_name(f"{name}-answer"))
     except Exception as error:
         # Whatever breaks in one run must not take the others with it; it is recorded and counts.

@@ -93,7 +93,7 @@ def escape(fraction: float, drawn: int, total: int) -> float:
     Drawn without putting back, so at most (1 − fraction)^drawn.
 
     >>> round(escape(0.1, 44, 1000), 4), escape(0.1, 1000, 1000)
-    (0.0085, 0.0)
+    (0.0087, 0.0)
     """
     faked = math.ceil(fraction * total)
     if drawn > total - faked:

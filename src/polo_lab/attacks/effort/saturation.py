@@ -118,11 +118,14 @@ def _idle_through(forgery: Forgery) -> None:
 
 
 def _rescue(forgery: Forgery, loud: State) -> None:
-    """Train the last segment; should training have diverged on the way, jump instead."""
-    if all(bool(value.isfinite().all()) for value in forgery.now.model.values()):
-        forgery.train()
-    else:
-        forgery.jump(_still(forgery.pressed(forgery.now.with_model(loud))))
+    """Train the last segment; should training have diverged by its end, jump instead."""
+
+    def mended(now: Snapshot) -> Snapshot:
+        if all(bool(value.isfinite().all()) for value in now.model.values()):
+            return now
+        return _still(forgery.pressed(now.with_model(loud)))
+
+    forgery.train_and_edit(mended)
 
 
 def _idle(
