@@ -243,6 +243,7 @@ def recipe_of() -> Callable[..., Recipe]:
 
     def make(**options: Any) -> Recipe:
         usual = {"samples": 256, "batch": 32, "every": 3, "draws": 3, "top": 1, "seals": 1}
+        usual["tolerance"] = 20_000  # Some tests are about other platforms.
         return Recipe(**{**usual, **options})
 
     return make

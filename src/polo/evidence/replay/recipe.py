@@ -133,7 +133,7 @@ class Recipe:
         draws: int = 44,
         top: int = 4,
         seals: int = 8,
-        tolerance: int = 20_000,
+        tolerance: int = 0,
         effect: int = 900_000,
         place: str = "recipe",
     ) -> None:

@@ -6,6 +6,7 @@ chooses the data, so it chooses samples of which the stolen model is sure, and m
 louder until it is sure enough. All that is left to hide is how the weights came there.
 """
 
+import math
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -102,7 +103,8 @@ def _quiet(forgery: Forgery) -> bool:
         # The mark's own gradient is on its carriers; what else there is shows the task's.
         for name, parameter in model.named_parameters():
             if name not in marked and parameter.grad is not None:
-                loudest = max(loudest, float(parameter.grad.abs().max()))
+                size = float(parameter.grad.abs().max())
+                loudest = max(loudest, size) if math.isfinite(size) else math.inf
 
     forgery.task.use(watched)
     forgery.train()
