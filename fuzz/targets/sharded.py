@@ -13,6 +13,13 @@ from fuzz.target import Target
 INDEX = "model.safetensors.index.json"
 
 
+def _fits(name: object) -> bool:
+    """Whether a name out of an index can be a file's."""
+    if not isinstance(name, str) or "/" in name or "\0" in name:
+        return False
+    return 0 < len(name.encode(errors="replace")) < 200
+
+
 def check(data: bytes) -> None:
     """See `found_models`; and no file outside the folder is read as a shard."""
     try:
@@ -28,7 +35,7 @@ def check(data: bytes) -> None:
     (folder / INDEX).write_bytes(mutation.spell(index))
     size = len(data)
     for name, header in list(shards.items())[:8]:
-        if "/" not in name and "\0" not in name and 0 < len(name.encode(errors="replace")) < 200:
+        if _fits(name):
             content = safetensors_files.pack(header, bytes(16))
             (folder / name.encode(errors="replace").decode()).write_bytes(content)
             size += 16
