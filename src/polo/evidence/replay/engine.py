@@ -109,21 +109,19 @@ class Engine:
         return self._order
 
     def run(
-        self, first: int, batches: Iterator[Batch], *, seen: Callable[[], None] | None = None
+        self, first: int, batches: Iterator[Batch], *, stepped: Callable[[], None] | None = None
     ) -> int:
         """Run steps of the current shard from its step `first`, as many as there are batches.
 
         Args:
             first: The first step, from 0.
             batches: What to train on, step by step.
-            seen: Called once, when the first step's gradients are there, before the mark's.
+            stepped: Called once, after the first step.
         """
         assert self._shard is not None
         every, step, done = self._terms.scheme.every, self._shard.before + first, 0
 
         def before(scale: torch.Tensor | float) -> None:
-            if seen and not done:
-                seen()
             self._recipe.set_rate(self.optimizer, step + done)
             if (step + done) % every == 0:
                 self._embedder.add_gradient(scale)
@@ -142,6 +140,8 @@ class Engine:
                         f"train_step of the task {self._task.name!r} made {done - at} optimizer "
                         "steps instead of one"
                     )
+                if stepped and not at:
+                    stepped()
         finally:
             hook.detach()
         if checkpoint_of(self.model).layout != self._carrier.layout:
@@ -149,31 +149,6 @@ class Engine:
                 f"train_step of the task {self._task.name!r} changes which tensors the model has"
             )
         return done
-
-    def gradients(self) -> list[torch.Tensor | None]:
-        """The gradients as they are; the next step writes over them."""
-        return [parameter.grad for parameter in self._parameters.values()]
-
-    def gradients_of(self, step: int, batch: Batch) -> list[torch.Tensor | None]:
-        """The gradients that a batch gives at a step of the current shard; no step is made."""
-        buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
-
-        def stop(scale: torch.Tensor | float) -> None:
-            raise _Seen
-
-        hook = StepHook(self.optimizer, stop, lambda: None)
-        try:
-            seed_generators(self._order.seed(step))
-            self._task.train_step(self.model, self.optimizer, batch)
-        except _Seen:
-            return [None if grad is None else grad.clone() for grad in self.gradients()]
-        finally:
-            hook.detach()
-            self.optimizer.zero_grad(set_to_none=True)
-            with torch.no_grad():
-                for buffer, kept in buffers:
-                    buffer.copy_(kept)
-        raise TaskError(f"train_step of the task {self._task.name!r} makes no optimizer step")
 
     def seal(self, secret: bytes, sigma: int) -> None:
         """Finish and obfuscate the current shard's mark, as sealing does."""
@@ -203,6 +178,21 @@ class Engine:
         rest_part = MemoryCheckpoint(rest) if rest else None
         return digest_of(_Laid(self._carrier.layout, model)), digest_of(rest_part)
 
+    def differs_from(self, other: Snapshot) -> bool:
+        """Whether what is trained, or the optimizer's state, is another than in a copy.
+
+        Running statistics do not count: they follow the samples whether these teach or not.
+        """
+        model, rest = named_state(self.model, self.optimizer)
+        if rest.keys() != other[1].keys():
+            return True
+        pairs = [(model[name], other[0][name]) for name in trained_names(self.model)]
+        pairs += [(value, other[1][name]) for name, value in rest.items()]
+        # What is no number equals nothing, not even itself, and shows nothing.
+        return any(
+            not torch.equal(here, there) and bool(here.isfinite().all()) for here, there in pairs
+        )
+
     def moves_since(self, before: Snapshot) -> tuple[int, int]:
         """How far model and optimizer have moved, as records say it."""
         trained = trained_names(self.model)
@@ -215,10 +205,6 @@ class Engine:
         _, rest = named_state(self.model, self.optimizer)
         # Of the module, not of its named tensors: these do not say which of them are tied.
         return checkpoint_of(self.model), MemoryCheckpoint(rest) if rest else None
-
-
-class _Seen(BaseException):
-    """Stops a step once its gradients are there; no handler of ordinary errors catches it."""
 
 
 class _Laid:

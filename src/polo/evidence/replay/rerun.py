@@ -19,7 +19,7 @@ from polo.evidence.replay.engine import Engine, Shard
 from polo.evidence.replay.order import Order
 from polo.evidence.replay.record import Record
 from polo.evidence.replay.shown import Samples, Shown, State
-from polo.evidence.replay.state import MOVE_ONE, SATURATED, digest_of
+from polo.evidence.replay.state import MOVE_ONE, SATURATED, Snapshot, digest_of
 from polo.evidence.replay.timeline import LEVEL, Timeline
 from polo.protocol import chain
 from polo.protocol.carrier import Carrier
@@ -134,8 +134,9 @@ class Rerun:
         with platform.adopted(record.platform):
             engine = self._prepared(record)
             engine.restore(state.model, state.rest)
+            other = self._step(engine, place, state, exchange) if exchange else None
             before = engine.copied()
-            effect = self._go(engine, place, samples, exchange)
+            effect = self._go(engine, place, samples, other)
             moves = engine.moves_since(before)
             digests = pool.submit(engine.digests_of, engine.copied())
         return Attempt(place, state, samples, moves, digests, effect)
@@ -237,21 +238,33 @@ class Rerun:
         engine: Engine,
         place: Place,
         samples: Samples,
-        exchange: Mapping[str, torch.Tensor] | None = None,
+        other: "Snapshot | None" = None,
     ) -> bool | None:
-        """Run a segment from where the engine is; returns whether the exchange made a change."""
+        """Run a segment from where the engine is.
+
+        Returns:
+            Whether its first step came out otherwise than `other`; None without that.
+        """
         engine.enter(self._shard(place.shard))
         first = self._timeline.span(place).first
-        if exchange is None:
+        if other is None:
             engine.run(first, samples.tensors())
             return None
-        other, changed = engine.gradients_of(first, exchange), list[bool]()
-
-        def compare() -> None:
-            changed.append(not all(map(_same, engine.gradients(), other)))
-
-        engine.run(first, samples.tensors(), seen=compare)
+        changed: list[bool] = []
+        engine.run(
+            first, samples.tensors(), stepped=lambda: changed.append(engine.differs_from(other))
+        )
         return any(changed)
+
+    def _step(
+        self, engine: Engine, place: Place, state: State, batch: Mapping[str, torch.Tensor]
+    ) -> Snapshot:
+        """What the first step of a segment makes of another batch; the engine is put back."""
+        engine.enter(self._shard(place.shard))
+        engine.run(self._timeline.span(place).first, iter([batch]))
+        other = engine.copied()
+        engine.restore(state.model, state.rest)
+        return other
 
     def _settled(
         self, engine: Engine, place: Place, state: State, samples: Samples, end: State
@@ -327,13 +340,6 @@ class Rerun:
             recipe, terms = self._timeline.recipe, self._manifest.terms
             self._engine = Engine(self._task, terms, self._carrier, recipe, device=device)
         return self._engine
-
-
-def _same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    # What is no number equals nothing, not even itself, and shows nothing.
-    return torch.equal(one, other) or not bool(one.isfinite().all())
 
 
 def _alike(said: int, went: int) -> bool:
