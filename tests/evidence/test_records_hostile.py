@@ -64,7 +64,7 @@ def lying(
 
 def with_move(record: Any, at: int, kind: int, factor: float) -> Any:
     moves = [list(pair) for pair in record.moves]
-    moves[at][kind] = round(moves[at][kind] * factor)
+    moves[at][kind] = min(2**63 - 1, round(moves[at][kind] * factor))
     return tuple(tuple(pair) for pair in moves)
 
 
@@ -77,6 +77,18 @@ def test_moves_that_lie(
     check = next(check for check in failures(verdict) if check.name == "segment")
     assert (check.shard, check.figures["segment"]) == (2, 1)
     assert "; the record says" in check.detail or "; the moves between add up" in check.detail
+
+
+def test_a_state_that_the_moves_before_do_not_reach(
+    lean: Any, lying: Callable[..., polo.Verdict]
+) -> None:
+    found = failures(lying(moves=with_move(lean.record(2), 0, 0, 0.1)))
+    assert any("away from the checkpoint before its shard" in check.detail for check in found)
+
+
+def test_an_endless_move(lean: Any, lying: Callable[..., polo.Verdict]) -> None:
+    found = failures(lying(moves=with_move(lean.record(2), 0, 0, 2.0**62)))
+    assert any("endlessly far in its segment 0" in check.detail for check in found)
 
 
 def test_a_sealing_whose_move_lies(lean: Any, lying: Callable[..., polo.Verdict]) -> None:
