@@ -5,18 +5,20 @@ import importlib
 import json
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from benchmarks import machine
 from benchmarks.figures import Benchmark
-from benchmarks.table import table
+from benchmarks.table import line, table
 
 NAMES = (
     "root",
     "mark",
     "identify",
     "hook",
+    "every",
     "recording",
     "replay",
     "cli",
@@ -35,30 +37,34 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the benchmarks that were asked for; 1 if a target was missed."""
     asked = _parser().parse_args(arguments)
     done: dict[str, Any] = {}
+    out = asked.out or (None if asked.quick else RESULTS / "latest.json")
     for name in asked.names or NAMES:
         benchmark: Benchmark = importlib.import_module(f"benchmarks.{name}").BENCHMARK
         print(f"{name}: {benchmark.title} …", file=sys.stderr, flush=True)
-        done[name] = run(benchmark, asked.quick)
+        for done[name] in runs(benchmark, asked.quick):
+            # After each figure: a run that breaks off has not been in vain.
+            if out:
+                record(done, out)
     print(table(done))
-    out = asked.out or (None if asked.quick else RESULTS / "latest.json")
-    if out:
-        record(done, out)
     missed = any(figure["met"] is False for entry in done.values() for figure in entry["figures"])
     return int(missed)
 
 
-def run(benchmark: Benchmark, quick: bool) -> dict[str, Any]:
-    """Run one benchmark; what is recorded of it."""
+def runs(benchmark: Benchmark, quick: bool) -> Iterator[dict[str, Any]]:
+    """Run one benchmark; what is recorded of it, after each figure."""
     watch, began = machine.Watch(), time.monotonic()
-    figures = [figure.to_json() for figure in benchmark.run(quick)]
-    return {
-        "title": benchmark.title,
-        "date": machine.now(),
-        "quick": quick,
-        "seconds": round(time.monotonic() - began, 1),
-        "load": watch.seen(),
-        "figures": figures,
-    }
+    figures: list[dict[str, Any]] = []
+    for figure in benchmark.run(quick):
+        figures.append(figure.to_json())
+        print(f"  {line(benchmark.name, figures[-1])}", file=sys.stderr, flush=True)
+        yield {
+            "title": benchmark.title,
+            "date": machine.now(),
+            "quick": quick,
+            "seconds": round(time.monotonic() - began, 1),
+            "load": watch.seen(),
+            "figures": figures,
+        }
 
 
 def record(done: dict[str, Any], out: Path) -> None:

@@ -55,15 +55,24 @@ def run(quick: bool) -> Iterator[Figure]:
 
 def _sizes(quick: bool) -> Iterator[tuple[LabTask, Size]]:
     if torch.cuda.is_available() and not quick:
-        cifar = Cifar()
-        short = Plan("momentum", "cosine", 0.05, 5, 2, 128, 4, _DRAWS, 2, 3)
-        long = Plan("momentum", "cosine", 0.05, 18, 3, 128, 8, _DRAWS, 2, 3)
-        yield cifar, Size("ResNet-18, CIFAR-10", short, 0.10)
-        yield cifar, Size("ResNet-18, CIFAR-10", long, 0.05)
+        cifar, title = Cifar(), "ResNet-18, CIFAR-10"
+        yield cifar, Size(title, _plan(cifar, 0.05, 10_000, shards=10, every=4), 0.10)
+        yield cifar, Size(title, _plan(cifar, 0.05, 20_000, shards=26, every=4), 0.05)
         return
-    passes = 1 if quick else 10
-    plan = Plan("momentum", "cosine", 0.02, 3 if quick else 10, passes, 64, 4, _DRAWS, 2, 3)
-    yield DigitsConv(), Size("convolutional network, digits", plan, 0.10)
+    digits, title = DigitsConv(), "convolutional network, digits"
+    if quick:
+        yield digits, Size(title, _plan(digits, 0.02, 60, shards=3, every=4), 0.10)
+        return
+    yield digits, Size(title, _plan(digits, 0.02, 2_200, shards=10, every=4), 0.10)
+    yield digits, Size(title, _plan(digits, 0.02, 20_000, shards=10, every=16), 0.05)
+
+
+def _plan(task: LabTask, rate: float, steps: int, *, shards: int, every: int) -> Plan:
+    """A plan of at least so many steps."""
+    batch = 128 if isinstance(task, Cifar) else 64
+    samples = len(next(iter(task.train_columns().values())))
+    passes = -(-steps // (shards * -(-samples // batch)))
+    return Plan("momentum", "cosine", rate, shards, passes, batch, every, _DRAWS, 2, 3)
 
 
 def _measured(task: LabTask, size: Size, folder: Path, rounds: int) -> Iterator[Figure]:

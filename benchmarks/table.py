@@ -8,18 +8,23 @@ HEAD = ("benchmark", "figure", "median (10th to 90th)", "ratio (95 % interval)",
 
 def rows(benchmarks: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """One row of text for each figure."""
-    return [
-        (
-            name,
-            figure["name"],
-            _value(figure),
-            _ratio(figure),
-            _target(figure),
-            {True: "yes", False: "NO", None: "open" if figure["target"] else "–"}[figure["met"]],
-        )
-        for name, entry in benchmarks.items()
-        for figure in entry["figures"]
-    ]
+    return [_row(name, figure) for name, entry in benchmarks.items() for figure in entry["figures"]]
+
+
+def line(name: str, figure: Mapping[str, Any]) -> str:
+    """One figure as it comes."""
+    return "  ".join(_row(name, figure))
+
+
+def _row(name: str, figure: Mapping[str, Any]) -> tuple[str, ...]:
+    return (
+        name,
+        figure["name"],
+        _value(figure),
+        _ratio(figure),
+        _target(figure),
+        {True: "yes", False: "NO", None: "open" if figure["target"] else "–"}[figure["met"]],
+    )
 
 
 def table(benchmarks: Mapping[str, Any]) -> str:

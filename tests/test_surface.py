@@ -34,6 +34,7 @@ PUBLIC = [
     "keys",
     "load_weights",
     "make_terms",
+    "released",
     "tasks",
     "verify",
     "weights",

@@ -35,6 +35,7 @@ def build() -> dict[str, str]:
         "recipe": replays.recipe_json,
         "replay": recordings.replay_json,
         "root": trees.root_json,
+        "schemes": marks.schemes_json,
         "seed": marks.seed_json,
         "signature": documents.signature_json,
         "start": starts.start_json,

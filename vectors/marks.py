@@ -5,6 +5,7 @@ import hashlib
 import math
 import struct
 from collections.abc import Sequence
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -16,7 +17,7 @@ from polo.privacy import obfuscation
 from polo.protocol import derivation, sampler
 from polo.protocol.detection import MILLION
 from polo.protocol.records import SchemeTerms, identity_of
-from polo.watermark import ednn
+from polo.watermark import ednn, schemes
 from polo.watermark.mark import Mark
 from polo.weights import dtypes
 
@@ -143,6 +144,45 @@ def reading_json() -> Json:
         _reading("all zero", small, "F32", bytes(4 * 32)),
     ]
     return {"cases": cases}
+
+
+def schemes_json() -> Json:
+    """What the other schemes read: each with both kinds of key, and with awkward weights."""
+    cases = []
+    for name, per_block in (
+        ("ednn-mean", 3), ("fedipr", 8), ("fedipr-kernel", 8), ("riga", 8), ("signed", 5),
+        ("signed", 16),
+    ):  # fmt: skip
+        for key in ("block", "dense"):
+            wanted = replace(_scheme(8 * per_block, 16, per_block, key), name=name)
+            for kind in ("ordinary", "awkward", "zero"):
+                label = f"{name}, {per_block} bits a block, {key}, {kind}"
+                cases.append(_scheme_case(label, wanted, kind))
+    return {"cases": cases}
+
+
+def _scheme_case(label: str, scheme: SchemeTerms, kind: str) -> Json:
+    count = scheme.blocks * scheme.block
+    weights = _gauss(label, count)
+    if kind == "awkward":
+        tiny = [n * 2.0**-41 for n in (1, -1, 3, -3, 5, -5, 7, 0)]
+        huge = [255.999, 256, -256, 256.5, -300, 1e30, -3e38, 0]
+        weights = [*tiny, *huge, *[0.0] * 32, *weights[48:]]
+    data = _bytes([0.0] * count if kind == "zero" else weights, "F64")
+    seed = fixed(f"polo vectors: {label}", 32)
+    mark = Mark(scheme, tuple(range(scheme.blocks)), seed)
+    values = dtypes.to_float(data, "F64").reshape(scheme.blocks, scheme.block)
+    right = schemes.scheme(scheme.name).matches(mark, values, range(mark.groups))
+    return {
+        "name": label,
+        "scheme": scheme.to_json(),
+        "seed": seed.hex(),
+        "dtype": "F64",
+        "weights": data.hex(),
+        "groups": mark.groups,
+        "matching": right.astype(int).tolist(),
+        "matches": int(right.sum()),
+    }
 
 
 def detection_json() -> Json:

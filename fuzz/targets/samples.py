@@ -42,7 +42,7 @@ def check(data: bytes) -> None:
         count, columns = data_of.samples, data_of.columns
         opening = load_opening(path, columns, WANTED, samples=count, place="input")
         promises.require(encode_opening(opening) == data, "an opening has one spelling")
-        opening.contents()
+        promises.require(len(opening.contents) == len(WANTED), "every sample has a content")
         check_opening(opening, WANTED, data_of.root, count, columns, place="input")
         promises.require(data == shown(), "one opening leads to the root")
 

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from polo.keys import Identity, TrustStore
     from polo.ownership import compare, identify
     from polo.prover import EmbeddingWarning, Proof, Prover
+    from polo.prover.release import released
     from polo.receipts import OfflineEnrolment
     from polo.storage.model import load_weights
     from polo.verifier import Outcome, Policy, Verdict, verify
@@ -74,6 +75,7 @@ _HOMES = {
     "identify": "polo.ownership",
     "load_weights": "polo.storage.model",
     "make_terms": "polo.enrolment",
+    "released": "polo.prover.release",
     "verify": "polo.verifier",
 }
 _MODULES = ("errors", "keys", "tasks", "weights")
@@ -101,6 +103,7 @@ __all__ = [
     "keys",
     "load_weights",
     "make_terms",
+    "released",
     "tasks",
     "verify",
     "weights",

@@ -5,14 +5,16 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from polo import keys
 from polo.errors import CapacityError, SignatureError, TaskError, TermsError
 from polo.protocol import nonces, signing
+from polo.protocol.canonical import MAX_DOCUMENT_BYTES
 from polo.protocol.detection import MILLION
 from polo.protocol.layout import Layout
 from polo.protocol.records import (
+    MAX_FILES,
     Enrolment,
     EvidenceTerms,
     FinishTerms,
@@ -27,14 +29,19 @@ from polo.protocol.records import (
 from polo.receipts import OfflineEnrolment
 from polo.tasks import Task
 from polo.tasks.training import Trainable
+from polo.watermark import schemes
 from polo.watermark.capacity import Capacity, capacity
+from polo.weights.base import base_root
 from polo.weights.checkpoint import checkpoint_of
 
 if TYPE_CHECKING:
     import torch
 
-BLOCK = 256
-LOAD = 0.125
+
+_SHARD_BYTES = 1600
+"""What a shard takes in a manifest: its record with a receipt and some metrics, and its files."""
+
+Given = TypeVar("Given", int, float, str)
 
 
 class Asked(Protocol):
@@ -51,34 +58,60 @@ def millionths(value: float) -> int:
     return round(value * MILLION)
 
 
-def capacity_of(model: "torch.nn.Module", *, block: int = BLOCK) -> Capacity:
-    """What a model can carry."""
+def capacity_of(
+    model: "torch.nn.Module", *, block: int | None = None, scheme: str = "ednn"
+) -> Capacity:
+    """What a model can carry.
+
+    Args:
+        model: The model.
+        block: Weights per block; by default those that the scheme takes.
+        scheme: The scheme whose marks it is to carry.
+    """
     from polo.embedding.placement import parameters_of
 
-    trained = parameters_of(model).items()
-    trainable = {name for name, parameter in trained if parameter.requires_grad}
-    return capacity(checkpoint_of(model).layout, block=block, trainable=trainable)
+    parameters = parameters_of(model)
+    scales = _norm_scales(model)
+    return capacity(
+        checkpoint_of(model).layout,
+        block=schemes.scheme(scheme).defaults.block if block is None else block,
+        trainable={name for name, parameter in parameters.items() if parameter.requires_grad},
+        scheme=scheme,
+        norms={name for name, parameter in parameters.items() if id(parameter) in scales},
+    )
+
+
+def _norm_scales(model: "torch.nn.Module") -> set[int]:
+    """The weights of all norm layers, whoever wrote them: a class says by its name that it is."""
+    norms = (
+        module
+        for module in model.modules()
+        if any("Norm" in kind.__name__ for kind in type(module).__mro__)
+    )
+    own = (dict(module.named_parameters(recurse=False)) for module in norms)
+    return {id(parameters["weight"]) for parameters in own if "weight" in parameters}
 
 
 def make_terms(
     task: Task | Layout,
     *,
-    bits: int = 256,
+    scheme: str = "ednn",
+    bits: int | None = None,
     shards: int = 100,
     fewest_shards: int | None = None,
     fewest_steps: int | None = None,
-    strength: float = 0.001,
-    reduction: str = "sum",
-    every: int = 1,
-    load: float = LOAD,
-    block: int = BLOCK,
+    strength: float | None = None,
+    reduction: str | None = None,
+    every: int | None = None,
+    load: float | None = None,
+    block: int | None = None,
     key: str = "block",
     carrier: Sequence[str] | None = None,
     embed: float = 0.99,
     verify: float = 0.70,
     log2_p: int = -64,
-    budget: float = 0.40,
-    margin: float = 0.05,
+    budget: float | None = None,
+    margin: float | None = None,
     noise: tuple[float, float] = (0.04, 0.04),
     noise_fraction: float = 0.25,
     start: str = "free",
@@ -89,9 +122,13 @@ def make_terms(
 ) -> Terms:
     """Terms for a task, with the defaults that docs/protocol.md gives reasons for.
 
+    What is None of bits, strength, reduction, every, load, block, budget and margin is what suits
+    the scheme (`polo.watermark.schemes.Defaults`).
+
     Args:
         task: The task; its model gives the layout, its floor is copied into the terms. Of a bare
             layout a draft is made, to plan with; nobody should sign it.
+        scheme: How marks are pressed and read: `ednn`, or another that docs/schemes.md compares.
         bits: Bits of each mark.
         shards: Most shards.
         fewest_shards: Fewest shards; by default as many as the task's floor has steps, so that the
@@ -123,38 +160,75 @@ def make_terms(
             checkpoints are kept.
         data: Root of the data, which level replay needs: that in the trainer's `data.json`.
     """
-    layout, fits, about = _subject(task, block)
+    usual = schemes.scheme(scheme).defaults
+    agreed = SchemeTerms(
+        name=scheme,
+        bits=_given(bits, usual.bits),
+        block=_given(block, usual.block),
+        load=millionths(_given(load, usual.load)),
+        key=key,
+        strength=millionths(_given(strength, usual.strength)),
+        reduction=_given(reduction, usual.reduction),
+        every=_given(every, usual.every),
+    )
+    layout, fits, about, base = _subject(task, agreed)
     if parent is not None:
         about = replace(about, floor=about.floor[-1:])
-    if objection := fits.objection(bits, millionths(load)):
+    if objection := fits.objection(agreed.bits, agreed.load):
         raise CapacityError(
             objection,
             place=about.name,
             advice="`polo validate` shows what fits, tensor by tensor. "
-            + fits.advice(bits, millionths(load)),
+            + fits.advice(agreed.bits, agreed.load),
         )
     least = fewest_shards if fewest_shards is not None else max(1, len(about.floor))
     terms = Terms(
         task=about,
         layout=layout.digest,
         carrier=tuple(carrier) if carrier is not None else fits.names,
-        scheme=SchemeTerms(
-            "ednn", bits, block, millionths(load), key, millionths(strength), reduction, every
-        ),
+        scheme=agreed,
         thresholds=Thresholds(millionths(embed), millionths(verify), log2_p),
-        finish=FinishTerms(millionths(budget), millionths(margin)),
+        finish=FinishTerms(
+            millionths(_given(budget, usual.budget)), millionths(_given(margin, usual.margin))
+        ),
         noise=NoiseTerms(millionths(noise_fraction), millionths(noise[0]), millionths(noise[1])),
         shards=ShardTerms(least, shards, _steps(fewest_steps, replay)),
         start=_start_terms(start, parent),
         evidence=_evidence(task, progress, replay),
         history="all" if progress or replay else "any",
-        base=None,
+        base=base,
         data=data,
         rewards=(),
         deposit=None,
     )
     terms.check()
+    _check_manifest(terms)
     return terms
+
+
+def _check_manifest(terms: Terms) -> None:
+    """Refuse terms under which a full chain would not fit into its manifest."""
+    replayed = any(item.level == "replay" for item in terms.evidence)
+    # Checkpoint, opening and nonce of every shard, the start, and the layout.
+    files = terms.shards.most * (4 if replayed else 3) + 2
+    size = terms.shards.most * _SHARD_BYTES + len(terms.to_bytes())
+    if files > MAX_FILES or size > MAX_DOCUMENT_BYTES:
+        fitting = min(
+            (MAX_FILES - 2) // (4 if replayed else 3),
+            (MAX_DOCUMENT_BYTES - len(terms.to_bytes())) // _SHARD_BYTES,
+        )
+        raise TermsError(
+            f"{terms.shards.most} shards do not fit into one manifest",
+            place="shards",
+            advice=f"Allow at most {fitting} shards, of more steps each; or start a second proof "
+            "where the first one ends."
+            if fitting > 0
+            else "Name fewer carriers: their names alone fill the manifest.",
+        )
+
+
+def _given(value: Given | None, usual: Given) -> Given:
+    return usual if value is None else value
 
 
 def _evidence(
@@ -197,13 +271,18 @@ def _start_terms(start: str, parent: bytes | None) -> StartTerms:
     return StartTerms("parent", parent)
 
 
-def _subject(task: Task | Layout, block: int) -> tuple[Layout, Capacity, TaskTerms]:
+def _subject(
+    task: Task | Layout, scheme: SchemeTerms
+) -> tuple[Layout, Capacity, TaskTerms, bytes | None]:
     if isinstance(task, Layout):
-        return task, capacity(task, block=block), TaskTerms("draft", 1, "metric", ())
+        fits = capacity(task, block=scheme.block, scheme=scheme.name)
+        return task, fits, TaskTerms("draft", 1, "metric", ()), None
     model = task.build_model()
     floor = tuple(millionths(least) for least in task.floor)
     about = TaskTerms(task.name, task.version, task.metric, floor)
-    return checkpoint_of(model).layout, capacity_of(model, block=block), about
+    layout = checkpoint_of(model).layout
+    fits = capacity_of(model, block=scheme.block, scheme=scheme.name)
+    return layout, fits, about, base_root(model)
 
 
 def enrol(terms: Terms, *, identity: bytes, issuer: signing.Signer) -> OfflineEnrolment:

@@ -68,9 +68,9 @@ def test_descending_the_gradient_presses_the_mark_in(enrol: Enrol, task: Any) ->
 
 def test_an_unknown_scheme_has_no_press(enrol: Enrol) -> None:
     terms = enrol().record.terms
-    riga = SchemeTerms("riga", 32, 256, 125_000, "block", 1000, "sum", 1)
-    with pytest.raises(TermsError, match="riga"):
-        press(Mark(riga, (0,), SEED), terms, torch.device("cpu"))
+    nobody = SchemeTerms("nobody", 32, 256, 125_000, "block", 1000, "sum", 1)
+    with pytest.raises(TermsError, match="nobody"):
+        press(Mark(nobody, (0,), SEED), terms, torch.device("cpu"))
 
 
 class Mixed(nn.Module):

@@ -398,7 +398,7 @@ def mark_of(prover: polo.Prover, enrolment: polo.OfflineEnrolment, root: bytes) 
         identity=identity_of(enrolment.record.identity),
         terms=enrolment.record.terms.digest,
     )
-    return derive(enrolment.record.terms, prover._carrier, seed)
+    return derive(enrolment.record.terms, prover._training.carrier, seed)
 
 
 def test_attaching_again_adds_the_gradient_once(
@@ -533,7 +533,7 @@ def test_copies_lose_the_hook_and_take_it_up_again(
     else:
         model = task.build_model()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-        model.load_state_dict(prover._model.state_dict())
+        model.load_state_dict(prover._training.model.state_dict())
         optimizer.load_state_dict(old.state_dict())
     assert not optimizer._optimizer_step_pre_hooks
     with prover.attach(model, optimizer):

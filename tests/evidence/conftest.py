@@ -24,7 +24,7 @@ from polo.protocol.challenge import Answer, Challenge, Place
 from polo.protocol.digest import tagged
 from polo.protocol.records import Enrolment, File, Manifest
 from polo.storage.folder import MANIFEST_FILE, ProofFolder, evidence_path, state_path_of
-from polo.verifier import Policy
+from polo.verifier import Outcome, Policy, Status
 
 collect_ignore = ["replay_worker.py"]  # It runs in processes of its own.
 
@@ -341,3 +341,44 @@ def asked(lean: Trained, tmp_path_factory: pytest.TempPathFactory) -> tuple[Chal
     """Two segments, and both sealings, of `lean`. Not to be changed."""
     challenge = replace(lean.everything(ends=True), segments=(Place(1, 0), Place(2, 1)))
     return challenge, lean.answer(challenge, tmp_path_factory.mktemp("asked") / "answer")
+
+
+@pytest.fixture
+def answer(asked: tuple[Challenge, Path], tmp_path: Path) -> Path:
+    """A copy of the answer, to be spoilt or signed for other challenges."""
+    return Path(shutil.copytree(asked[1], tmp_path / "answer"))
+
+
+@pytest.fixture(scope="session")
+def failures() -> Callable[[polo.Verdict], list[Any]]:
+    """What a rejected proof failed by."""
+
+    def find(verdict: polo.Verdict) -> list[Any]:
+        assert verdict.outcome is Outcome.REJECTED, verdict.headline()
+        return list(verdict.of(Status.FAILED))
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def only_failure(
+    failures: Callable[[polo.Verdict], list[Any]],
+) -> Callable[[polo.Verdict], Any]:
+    """The one check that a rejected proof failed by."""
+
+    def find(verdict: polo.Verdict) -> Any:
+        (found,) = failures(verdict)
+        return found
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def open_checks() -> Callable[[polo.Verdict], list[Any]]:
+    """What could not be decided of an undecided proof."""
+
+    def find(verdict: polo.Verdict) -> list[Any]:
+        assert verdict.outcome is Outcome.UNDECIDED, verdict.headline()
+        return list(verdict.of(Status.UNDECIDED))
+
+    return find

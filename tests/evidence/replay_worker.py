@@ -4,8 +4,11 @@ Reads orders from standard input, one JSON object a line, and answers each with 
 {"train": epochs} trains until so many shards are sealed; with "at": n it does so in a child that
 kills itself at its n-th call that touches the disk. {"answer": true} asks for everything and
 answers it, {"verify": true} verifies that.
+
+After the two folders the command line may name a model (`tiny` or `resnet`) and a device.
 """
 
+import copy
 import json
 import os
 import random
@@ -14,6 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -27,8 +31,11 @@ from polo.protocol.challenge import Challenge, Place
 from polo.protocol.records import Enrolment
 from polo.storage import atomic
 from polo.storage.folder import ProofFolder
+from polo.tasks.training import Column
+from polo_lab.models.resnet import resnet18
 
 FOLDER = Path(sys.argv[1])
+MODEL, DEVICE = sys.argv[3:] or ("tiny", "cpu")
 sys.path.insert(0, sys.argv[2])
 import conftest  # noqa: E402
 
@@ -46,7 +53,48 @@ def build() -> nn.Module:
     )  # fmt: skip
 
 
-TASK = conftest.TinyTask(build)
+class Pictures(conftest.TinyTask):
+    """The points as pictures of 16 × 16, in bf16 where there is a GPU; a floor that all reach."""
+
+    name, floor = "pictures", (0.0,)
+    columns = (Column("label", "I64", ()), Column("picture", "F32", (3, 16, 16)))
+
+    def _pictures(self) -> tuple[torch.Tensor, torch.Tensor]:
+        points, labels = self._points
+        noise = torch.randn(len(points), 3, 16, 16, generator=torch.Generator().manual_seed(8))
+        return points.view(-1, 1, 4, 4).repeat(1, 3, 4, 4) + noise, labels
+
+    def train_columns(self) -> dict[str, np.ndarray]:
+        """What training sees."""
+        pictures, labels = (part[:256].numpy() for part in self._pictures())
+        return {"label": labels, "picture": pictures}
+
+    def train_step(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> None:
+        """One step on a batch of pictures."""
+        device = next(model.parameters()).device
+        model.train()
+        optimizer.zero_grad()
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            scores = model(batch["picture"].to(device))
+        nn.functional.cross_entropy(scores.float(), batch["label"].to(device)).backward()
+        optimizer.step()
+
+    @torch.no_grad()
+    def evaluate(self, model: nn.Module) -> float:
+        """Accuracy on pictures that training never sees, where the model is."""
+        pictures, labels = (part[256:288] for part in self._pictures())
+        training, device = model.training, next(model.parameters()).device
+        right = model.eval()(pictures.to(device)).argmax(1).cpu() == labels
+        model.train(training)
+        return float(right.double().mean())
+
+
+def build_resnet() -> nn.Module:
+    """ResNet-18 for four classes."""
+    return resnet18(classes=4)
+
+
+TASK = Pictures(build_resnet) if MODEL == "resnet" else conftest.TinyTask(build)
 
 
 def train(epochs: int, at: int = 0) -> dict[str, Any]:
@@ -57,19 +105,24 @@ def train(epochs: int, at: int = 0) -> dict[str, Any]:
     commitment, drawn = nonces.draw(20, random.Random(0).randbytes)
     record = Enrolment(terms, ALICE.public_key, commitment, 1_700_000_000, ISSUER.public_key)
     enrolment = polo.OfflineEnrolment(signing.sign(record, ISSUER), drawn)
-    model = TASK.build_model()
+    model = TASK.build_model().to(DEVICE)
     polo.draw_start(model, enrolment)
     optimizer = RECIPE.optimizer(model)
     if at:
         die_at(at)
     prover = polo.Prover(enrolment, key=ALICE, store=FOLDER / "proof", data=data)
-    with prover.attach(model, optimizer, evaluate=lambda: TASK.evaluate(model)):
+    with prover.attach(model, optimizer, evaluate=lambda: TASK.evaluate(on_cpu(model))):
         while prover.shards < epochs:
             for numbers in prover.sampler:
                 TASK.train_step(model, optimizer, data.batch(numbers))
             prover.end_epoch()
     prover.close()
     return {"shards": prover.shards}
+
+
+def on_cpu(model: nn.Module) -> nn.Module:
+    """The model itself, or a copy: the tiny task has its points on the CPU."""
+    return model if DEVICE == "cpu" else copy.deepcopy(model).cpu()
 
 
 def answered() -> dict[str, Any]:
@@ -126,6 +179,8 @@ def obey(order: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     torch.set_num_threads(1)
+    # Kernels that repeat; who replays takes this over from the record.
+    torch.backends.cudnn.deterministic = DEVICE != "cpu"
     # What a first optimizer imports is imported once, before the forks.
     RECIPE.optimizer(TASK.build_model())
     for line in sys.stdin:

@@ -3,7 +3,6 @@
 import json
 import os
 import random
-import shutil
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,27 +28,6 @@ from polo.weights.files import FileCheckpoint, write_checkpoint
 
 DRAWN = Place(2, 1)
 """The segment that answers lie about."""
-
-
-def failures(verdict: polo.Verdict) -> list[Any]:
-    assert verdict.outcome is Outcome.REJECTED, verdict.headline()
-    return list(verdict.of(Status.FAILED))
-
-
-def only_failure(verdict: polo.Verdict) -> Any:
-    (found,) = failures(verdict)
-    return found
-
-
-def open_checks(verdict: polo.Verdict) -> list[Any]:
-    assert verdict.outcome is Outcome.UNDECIDED, verdict.headline()
-    return list(verdict.of(Status.UNDECIDED))
-
-
-@pytest.fixture
-def answer(asked: tuple[Challenge, Path], tmp_path: Path) -> Path:
-    """A copy of the answer, to be spoilt."""
-    return Path(shutil.copytree(asked[1], tmp_path / "answer"))
 
 
 def flip(path: Path, at: int = -1) -> None:
@@ -114,7 +92,11 @@ SPOILT: dict[str, tuple[Callable[[Path], None], str]] = {
 
 @pytest.mark.parametrize("how", SPOILT)
 def test_a_state_that_is_not_the_recorded_one(
-    how: str, lean: Any, asked: tuple[Challenge, Path], answer: Path
+    how: str,
+    lean: Any,
+    asked: tuple[Challenge, Path],
+    answer: Path,
+    only_failure: Callable[..., Any],
 ) -> None:
     spoil, message = SPOILT[how]
     part = "rest" if how in ("cut", "missing") else "model"
@@ -128,7 +110,11 @@ def test_a_state_that_is_not_the_recorded_one(
 
 @pytest.mark.parametrize("how", ["one bit", "cut", "missing", "pipe"])
 def test_weights_before_a_sealing_that_are_not_the_recorded_ones(
-    how: str, lean: Any, asked: tuple[Challenge, Path], answer: Path
+    how: str,
+    lean: Any,
+    asked: tuple[Challenge, Path],
+    answer: Path,
+    only_failure: Callable[..., Any],
 ) -> None:
     spoil, message = SPOILT[how]
     spoil(answer / sealing_file(1))
@@ -137,7 +123,9 @@ def test_weights_before_a_sealing_that_are_not_the_recorded_ones(
     assert message in check.detail
 
 
-def test_states_of_other_boundaries(lean: Any, asked: tuple[Challenge, Path], answer: Path) -> None:
+def test_states_of_other_boundaries(
+    lean: Any, asked: tuple[Challenge, Path], answer: Path, failures: Callable[..., Any]
+) -> None:
     swap(answer / DRAWN.file("model"), answer / DRAWN.file("end-model"))
     swap(answer / sealing_file(2), answer / sealing_file(1))
     found = failures(lean.verify(asked[0], answer))
@@ -168,7 +156,11 @@ SAMPLES: dict[str, tuple[Callable[[Path, Any], None], str]] = {
 
 @pytest.mark.parametrize("how", SAMPLES)
 def test_batches_that_do_not_match_their_root(
-    how: str, lean: Any, asked: tuple[Challenge, Path], answer: Path
+    how: str,
+    lean: Any,
+    asked: tuple[Challenge, Path],
+    answer: Path,
+    only_failure: Callable[..., Any],
 ) -> None:
     spoil, message = SAMPLES[how]
     spoil(answer / DRAWN.file("samples"), lean)
@@ -179,7 +171,7 @@ def test_batches_that_do_not_match_their_root(
 
 
 def test_samples_of_other_numbers_with_their_own_proof(
-    lean: Any, asked: tuple[Challenge, Path], answer: Path
+    lean: Any, asked: tuple[Challenge, Path], answer: Path, only_failure: Callable[..., Any]
 ) -> None:
     """Real samples with real salts, only not those that the order asks for."""
     from polo.evidence.replay.samples import encode_opening
@@ -215,7 +207,11 @@ SIGNED: dict[str, tuple[Callable[[Path], None], str]] = {
 
 @pytest.mark.parametrize("how", SIGNED)
 def test_an_answer_that_is_not_signed_by_the_prover(
-    how: str, lean: Any, asked: tuple[Challenge, Path], answer: Path
+    how: str,
+    lean: Any,
+    asked: tuple[Challenge, Path],
+    answer: Path,
+    only_failure: Callable[..., Any],
 ) -> None:
     spoil, message = SIGNED[how]
     spoil(answer / "answer.json")
@@ -227,7 +223,11 @@ def test_an_answer_that_is_not_signed_by_the_prover(
 
 
 def test_an_answer_of_somebody_else_or_to_something_else(
-    lean: Any, asked: tuple[Challenge, Path], answer: Path, bob: polo.Identity
+    lean: Any,
+    asked: tuple[Challenge, Path],
+    answer: Path,
+    bob: polo.Identity,
+    only_failure: Callable[..., Any],
 ) -> None:
     lean.resign(answer, key=bob)
     assert "signature" in only_failure(lean.verify(asked[0], answer)).detail
@@ -238,7 +238,7 @@ def test_an_answer_of_somebody_else_or_to_something_else(
 
 
 def test_secrets_that_were_not_committed_to(
-    lean: Any, asked: tuple[Challenge, Path], answer: Path
+    lean: Any, asked: tuple[Challenge, Path], answer: Path, only_failure: Callable[..., Any]
 ) -> None:
     own = Answer.from_bytes((answer / "answer.json").read_bytes(), "answer").secrets
     lies: dict[str, tuple[Secret, ...]] = {
@@ -289,7 +289,7 @@ OWN_TASKS: dict[str, tuple[Callable[[Any], Any], str]] = {
 
 @pytest.mark.parametrize("how", OWN_TASKS)
 def test_a_task_that_does_not_do_decides_nothing(
-    how: str, lean: Any, asked: tuple[Challenge, Path]
+    how: str, lean: Any, asked: tuple[Challenge, Path], open_checks: Callable[..., Any]
 ) -> None:
     change, message = OWN_TASKS[how]
     found = open_checks(lean.verify(*asked, task=change(lean.task)))
@@ -301,7 +301,7 @@ def test_a_task_that_does_not_do_decides_nothing(
 
 
 def test_a_task_of_another_version_or_without_steps(
-    lean: Any, asked: tuple[Challenge, Path]
+    lean: Any, asked: tuple[Challenge, Path], open_checks: Callable[..., Any]
 ) -> None:
     newer, bare = type(lean.task)(), type("Bare", (), {})()
     newer.version = 2
@@ -316,7 +316,9 @@ def test_a_task_of_another_version_or_without_steps(
     assert any("another layout" in check.detail for check in found)
 
 
-def test_a_step_of_another_kind_is_a_failure(lean: Any, asked: tuple[Challenge, Path]) -> None:
+def test_a_step_of_another_kind_is_a_failure(
+    lean: Any, asked: tuple[Challenge, Path], failures: Callable[..., Any]
+) -> None:
     """Who trained by another step than the task's is caught, whatever was signed."""
 
     class Softer(type(lean.task)):  # type: ignore[misc]
@@ -331,7 +333,9 @@ def test_a_step_of_another_kind_is_a_failure(lean: Any, asked: tuple[Challenge, 
     }
 
 
-def test_challenges_that_do_not_fit(honest: Any, answered: tuple[Challenge, Path]) -> None:
+def test_challenges_that_do_not_fit(
+    honest: Any, answered: tuple[Challenge, Path], open_checks: Callable[..., Any]
+) -> None:
     challenge, answer = answered
     places = challenge.segments
     timeline = Timeline.load(ProofFolder(honest.path), honest.manifest)
@@ -361,7 +365,10 @@ def test_challenges_that_do_not_fit(honest: Any, answered: tuple[Challenge, Path
 
 
 def test_challenges_that_ask_for_too_little(
-    train: Callable[..., Any], recipe_of: Callable[..., Any], tmp_path: Path
+    train: Callable[..., Any],
+    recipe_of: Callable[..., Any],
+    tmp_path: Path,
+    open_checks: Callable[..., Any],
 ) -> None:
     made = train(tmp_path / "proof", recipe=recipe_of(draws=4, top=0, seals=2))
     everything = made.everything()
@@ -444,7 +451,7 @@ def test_few_states_are_in_memory_at_a_time(
 
 @pytest.mark.slow
 def test_any_bit_of_an_answer_counts(
-    lean: Any, asked: tuple[Challenge, Path], answer: Path
+    lean: Any, asked: tuple[Challenge, Path], answer: Path, failures: Callable[..., Any]
 ) -> None:
     rng = random.Random(7)
     names = sorted(path.name for path in answer.iterdir() if "end-" not in path.name)

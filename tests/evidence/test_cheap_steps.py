@@ -97,4 +97,4 @@ def test_samples_that_are_no_numbers_are_refused(value: float) -> None:
 def test_the_two_zeros_are_one_content() -> None:
     points = np.array([[0.0], [-0.0], [1.0]], dtype=np.float32)
     opening = DataSource({"point": points}, secret=bytes(32)).open(np.arange(3))
-    assert duplicates(opening.contents().values()) == 1
+    assert duplicates(opening.contents.values()) == 1

@@ -482,7 +482,7 @@ def test_records_out_of_bounds(source: DataSource, changes: dict[str, Any]) -> N
 def test_repeated_samples_are_counted() -> None:
     values = np.array([[1, 2], [3, 4], [1, 2], [5, 6], [1, 2]], np.uint8)
     opening = DataSource({"x": values}, SECRET).open(range(5))
-    found = opening.contents()
+    found = opening.contents
     assert list(found) == list(range(5))
     assert duplicates(found.values()) == 2
     assert duplicates([]) == 0
@@ -527,5 +527,5 @@ def test_real_digits_are_distinct_enough() -> None:
 
     source = DataSource(Digits().train_columns(), SECRET)
     assert source.columns == Digits.columns
-    found = source.open(range(source.samples)).contents()
+    found = source.open(range(source.samples)).contents
     assert duplicates(found.values()) < source.samples / 100

@@ -16,7 +16,7 @@ import polo
 from polo.evidence.replay import calibration, platform
 from polo.evidence.replay import challenge as challenges
 from polo.evidence.replay.rerun import Rerun
-from polo.evidence.replay.shown import HeldCheckpoint, State
+from polo.evidence.replay.shown import State
 from polo.evidence.replay.state import digest_of, rest_layout
 from polo.evidence.replay.timeline import Timeline
 from polo.protocol.challenge import Answer, Challenge, Place, sealing_file
@@ -24,11 +24,16 @@ from polo.storage.folder import ProofFolder
 from polo.verifier import Outcome, Status
 from polo.watermark.mark import carrier_of
 from polo.weights import dtypes
-from polo.weights.checkpoint import MemoryCheckpoint, checkpoint_of
-from polo.weights.files import write_checkpoint
+from polo.weights.checkpoint import HeldCheckpoint, MemoryCheckpoint, checkpoint_of
+from polo.weights.files import FileCheckpoint, write_checkpoint
 from polo.weights.hashing import commit
 
 DRAWN = Place(2, 1)
+
+
+def held_from(path: Path, layout: Any) -> HeldCheckpoint:
+    with FileCheckpoint.canonical(path, layout) as file:
+        return file.held()
 
 
 def reordered(task: Any, *, skew: float = 0.0) -> Any:
@@ -184,7 +189,7 @@ def test_where_rounding_alone_goes_beyond_the_terms_nothing_is_decided(
 
 def changed(path: Path, like: Any, name: str, change: Callable[[Any], Any]) -> bytes:
     """Change a tensor, or all of whose name begins so, in a shown state; its new digest."""
-    held = HeldCheckpoint.read_from(path, like)
+    held = held_from(path, like)
     state = {}
     for at, tensor in enumerate(like.tensors):
         kind = dtypes.numpy_dtype(tensor.dtype)
@@ -192,7 +197,7 @@ def changed(path: Path, like: Any, name: str, change: Callable[[Any], Any]) -> b
         state[tensor.name] = np.asarray(change(values)) if tensor.name.startswith(name) else values
     with path.open("wb") as file:
         write_checkpoint(MemoryCheckpoint(state), file.write)
-    return digest_of(HeldCheckpoint.read_from(path, like))
+    return digest_of(held_from(path, like))
 
 
 LIES: dict[str, tuple[str, str, Callable[[Any], Any], str]] = {
@@ -225,8 +230,8 @@ def test_ends_that_are_made_up_are_refused(
     }
     challenge, answer = asked[0], Path(shutil.copytree(asked[1], tmp_path / "answer"))
     if how.startswith("a hundredth"):
-        start = HeldCheckpoint.read_from(answer / DRAWN.file("model"), layouts["model"])
-        end = HeldCheckpoint.read_from(answer / DRAWN.file("end-model"), layouts["model"])
+        start = held_from(answer / DRAWN.file("model"), layouts["model"])
+        end = held_from(answer / DRAWN.file("end-model"), layouts["model"])
         gaps = [_values(end, at) - _values(start, at) for at in range(len(end.layout.tensors))]
         shifts = iter([0.01 * gap for gap in gaps])
         name, change = "", lambda w: (w + next(shifts).reshape(w.shape)).astype(w.dtype)
@@ -340,7 +345,7 @@ def sealed_as(
         lean.task,
         None,
     )
-    before = HeldCheckpoint.read_from(asked[1] / sealing_file(2), layout)
+    before = held_from(asked[1] / sealing_file(2), layout)
     answer = Answer.from_bytes((asked[1] / "answer.json").read_bytes(), "answer")
     return rerun.sealing(2, before, after, answer.secrets[1].secret)
 

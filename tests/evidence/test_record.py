@@ -226,6 +226,22 @@ def test_settings_are_adopted_for_a_while() -> None:
     assert platform.describe("cpu") == here
 
 
+def test_nobody_is_made_to_calculate_less_exactly() -> None:
+    matmul = torch.backends.mkldnn.matmul
+    here = platform.describe("cpu")
+    assert here["matmul"] in ("none", "ieee")
+    with platform.adopted(platform.text_of({**here, "matmul": "bf16", "conv": "tf32"})):
+        assert platform.describe("cpu") == here
+    matmul.fp32_precision = "bf16"
+    try:
+        with platform.adopted(platform.text_of({**here, "matmul": "ieee"})):
+            assert platform.describe("cpu")["matmul"] == "ieee"
+        with platform.adopted(platform.text_of({**here, "matmul": "bf16"})):
+            assert platform.describe("cpu")["matmul"] == "bf16"
+    finally:
+        matmul.fp32_precision = here["matmul"]
+
+
 @pytest.mark.parametrize("threads", ["0", "65", "100000", "-1", "9" * 40, "٣", "1.0", "many", ""])
 def test_absurd_settings_are_left_alone(threads: str) -> None:
     here = platform.describe("cpu")

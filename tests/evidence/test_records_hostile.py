@@ -24,27 +24,6 @@ DRAWN = Place(2, 1)
 """The segment that records lie about."""
 
 
-def failures(verdict: polo.Verdict) -> list[Any]:
-    assert verdict.outcome is Outcome.REJECTED, verdict.headline()
-    return list(verdict.of(Status.FAILED))
-
-
-def only_failure(verdict: polo.Verdict) -> Any:
-    (found,) = failures(verdict)
-    return found
-
-
-def open_checks(verdict: polo.Verdict) -> list[Any]:
-    assert verdict.outcome is Outcome.UNDECIDED, verdict.headline()
-    return list(verdict.of(Status.UNDECIDED))
-
-
-@pytest.fixture
-def answer(asked: tuple[Challenge, Path], tmp_path: Path) -> Path:
-    """A copy of the answer, to be signed for other challenges."""
-    return Path(shutil.copytree(asked[1], tmp_path / "answer"))
-
-
 @pytest.fixture
 def lying(
     lean: Any, asked: tuple[Challenge, Path], answer: Path, tmp_path: Path
@@ -71,7 +50,11 @@ def with_move(record: Any, at: int, kind: int, factor: float) -> Any:
 @pytest.mark.parametrize("factor", [0.5, 0.99, 1.01, 3.0])
 @pytest.mark.parametrize("which", [0, 1], ids=["weights", "optimizer"])
 def test_moves_that_lie(
-    which: int, factor: float, lean: Any, lying: Callable[..., polo.Verdict]
+    which: int,
+    factor: float,
+    lean: Any,
+    lying: Callable[..., polo.Verdict],
+    failures: Callable[..., Any],
 ) -> None:
     verdict = lying(moves=with_move(lean.record(2), 1, which, factor))
     check = next(check for check in failures(verdict) if check.name == "segment")
@@ -80,31 +63,39 @@ def test_moves_that_lie(
 
 
 def test_a_state_that_the_moves_before_do_not_reach(
-    lean: Any, lying: Callable[..., polo.Verdict]
+    lean: Any, lying: Callable[..., polo.Verdict], failures: Callable[..., Any]
 ) -> None:
     found = failures(lying(moves=with_move(lean.record(2), 0, 0, 0.1)))
     assert any("away from the checkpoint before its shard" in check.detail for check in found)
 
 
-def test_an_endless_move(lean: Any, lying: Callable[..., polo.Verdict]) -> None:
+def test_an_endless_move(
+    lean: Any, lying: Callable[..., polo.Verdict], failures: Callable[..., Any]
+) -> None:
     found = failures(lying(moves=with_move(lean.record(2), 0, 0, 2.0**62)))
     assert any("endlessly far in its segment 0" in check.detail for check in found)
 
 
-def test_a_sealing_whose_move_lies(lean: Any, lying: Callable[..., polo.Verdict]) -> None:
+def test_a_sealing_whose_move_lies(
+    lean: Any, lying: Callable[..., polo.Verdict], failures: Callable[..., Any]
+) -> None:
     """Even within what noise could be, the drawn sealing tells."""
     found = failures(lying(moves=with_move(lean.record(2), -1, 0, 1.005)))
     assert [(check.name, check.shard) for check in found] == [("sealing", 2)]
     assert "the record says" in found[0].detail
 
 
-def test_a_sealing_farther_than_its_noise(lean: Any, lying: Callable[..., polo.Verdict]) -> None:
+def test_a_sealing_farther_than_its_noise(
+    lean: Any, lying: Callable[..., polo.Verdict], failures: Callable[..., Any]
+) -> None:
     found = failures(lying(moves=with_move(lean.record(2), -1, 0, 50.0)))
     assert ("record", 2) in [(check.name, check.shard) for check in found]
     assert any("finishing step and noise move them by" in check.detail for check in found)
 
 
-def test_moves_too_small_for_the_way(lean: Any, lying: Callable[..., polo.Verdict]) -> None:
+def test_moves_too_small_for_the_way(
+    lean: Any, lying: Callable[..., polo.Verdict], failures: Callable[..., Any]
+) -> None:
     moves = ((1, 1), (1, 1), (1, 1), lean.record(2).moves[-1])
     check = next(check for check in failures(lying(moves=moves)) if check.name == "record")
     assert check.shard == 2
@@ -137,14 +128,16 @@ RECORDS: dict[str, tuple[Callable[[Any], dict[str, Any]], str]] = {
 
 
 @pytest.mark.parametrize("how", RECORDS)
-def test_records_with_broken_links(how: str, lean: Any, lying: Callable[..., polo.Verdict]) -> None:
+def test_records_with_broken_links(
+    how: str, lean: Any, lying: Callable[..., polo.Verdict], failures: Callable[..., Any]
+) -> None:
     change, message = RECORDS[how]
     found = [c for c in failures(lying(**change(lean.record(2)))) if c.name == "record"]
     assert [(check.shard, check.detail) for check in found] == [(2, message)]
 
 
 def test_a_record_that_ends_in_a_state_nobody_had(
-    lean: Any, lying: Callable[..., polo.Verdict]
+    lean: Any, lying: Callable[..., polo.Verdict], only_failure: Callable[..., Any]
 ) -> None:
     boundaries = list(lean.record(2).boundaries)
     boundaries[2] = Boundary(bytes(32), boundaries[2].rest)
@@ -167,7 +160,9 @@ FILES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
 
 
 @pytest.mark.parametrize("how", FILES)
-def test_records_that_are_none(how: str, lean: Any, lying: Callable[..., polo.Verdict]) -> None:
+def test_records_that_are_none(
+    how: str, lean: Any, lying: Callable[..., polo.Verdict], only_failure: Callable[..., Any]
+) -> None:
     change, message = FILES[how]
     check = only_failure(lying(data=change(lean.record(2).encode())))
     assert check.level == "replay"
@@ -175,7 +170,9 @@ def test_records_that_are_none(how: str, lean: Any, lying: Callable[..., polo.Ve
     assert message in check.detail
 
 
-def test_a_record_that_the_shard_does_not_commit_to(lean: Any, tmp_path: Path) -> None:
+def test_a_record_that_the_shard_does_not_commit_to(
+    lean: Any, tmp_path: Path, failures: Callable[..., Any], only_failure: Callable[..., Any]
+) -> None:
     made = lean.copied(tmp_path)
     made.rewrite(2, made.record(2).encode(), digest=bytes(32))
     check = only_failure(made.verify(made.everything()))
@@ -186,7 +183,12 @@ def test_a_record_that_the_shard_does_not_commit_to(lean: Any, tmp_path: Path) -
 
 @pytest.mark.parametrize("steps", [0, 7, 9, 10, 2**31, 2**53 - 1])
 def test_steps_that_were_not_run(
-    steps: int, lean: Any, asked: tuple[Challenge, Path], answer: Path, tmp_path: Path
+    steps: int,
+    lean: Any,
+    asked: tuple[Challenge, Path],
+    answer: Path,
+    tmp_path: Path,
+    failures: Callable[..., Any],
 ) -> None:
     """Nine steps make as many segments as eight do: the last one, run again, tells."""
     made = lean.copied(tmp_path)
@@ -207,7 +209,9 @@ def test_steps_that_were_not_run(
         assert any(evidence_path("replay", 2) in check.place for check in found)
 
 
-def test_thousands_of_shards_are_refused_at_once(lean: Any, tmp_path: Path) -> None:
+def test_thousands_of_shards_are_refused_at_once(
+    lean: Any, tmp_path: Path, failures: Callable[..., Any]
+) -> None:
     made = lean.copied(tmp_path)
     (one, last), manifest = made.manifest.shards, made.manifest
     shards = [one, last]
@@ -223,7 +227,9 @@ def made_challenge(made: Any) -> Challenge:
     return Challenge(made.manifest.digest, (Place(1, 0),), (1,), False, 0)
 
 
-def test_shards_with_strange_numbers(lean: Any, tmp_path: Path) -> None:
+def test_shards_with_strange_numbers(
+    lean: Any, tmp_path: Path, failures: Callable[..., Any]
+) -> None:
     made = lean.copied(tmp_path)
     first, second = made.manifest.shards
     for numbers in ((2, 1), (1, 1), (1, 9999)):
@@ -233,7 +239,11 @@ def test_shards_with_strange_numbers(lean: Any, tmp_path: Path) -> None:
 
 
 def test_a_nonce_that_is_not_here_decides_nothing_of_its_shard(
-    lean: Any, asked: tuple[Challenge, Path], answer: Path, tmp_path: Path
+    lean: Any,
+    asked: tuple[Challenge, Path],
+    answer: Path,
+    tmp_path: Path,
+    open_checks: Callable[..., Any],
 ) -> None:
     made = lean.copied(tmp_path)
     name = "nonces/000002.json"

@@ -123,6 +123,8 @@ def test_an_honest_run_is_accepted_and_the_figures_are_right(
     assert (figures["segments"], figures["drawn"]) == (6, 3)
     assert figures["escape_tenth"] == pytest.approx(math.comb(5, 3) / math.comb(6, 3))
     assert figures["escape_single"] == pytest.approx(math.comb(5, 3) / math.comb(6, 3))
+    # Two in each of two shards: of six segments two are left to draw three from.
+    assert figures["escape_twice"] == 0
     assert "6 of 6 segments" in verdict.found("replay")
     assert "segment" in render(verdict)
 

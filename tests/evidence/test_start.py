@@ -145,7 +145,7 @@ def test_a_forged_start_is_rejected(
     make_proof: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A prover with code of its own begins from a model that learned before."""
-    monkeypatch.setattr("polo.prover.prover.check_start", lambda *_: None)
+    monkeypatch.setattr("polo.prover.resuming.check_start", lambda *_: None)
     monkeypatch.setattr(polo.evidence.start, "start_seed", lambda _: bytes(32))
     made = make_proof(terms=DRAWN)
     monkeypatch.undo()

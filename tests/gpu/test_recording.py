@@ -148,7 +148,9 @@ def test_two_copies_of_the_state_are_all_that_the_device_holds() -> None:
 def test_settings_of_the_device_are_described_and_adopted() -> None:
     here = platform.describe("cuda")
     assert len(platform.text_of(here)) <= platform.SIZE
-    text = platform.text_of({**here, "benchmark": "on", "matmul": "tf32", "conv": "ieee"})
+    text = platform.text_of({**here, "benchmark": "on", "conv": "ieee"})
     with platform.adopted(text):
         assert platform.describe("cuda") == platform.parse(text, "there")
+    with platform.adopted(platform.text_of({**here, "matmul": "bf16"})):
+        assert platform.describe("cuda") == here
     assert platform.describe("cuda") == here

@@ -69,6 +69,37 @@ def test_a_cheap_attack_is_rejected(cases: Cases, task: str, name: str, tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("task", ["cancer", "letters"])
+def test_an_honest_run_is_accepted_on_another_machine(task: str, tmp_path: Path) -> None:
+    case = Key(task, "momentum", "cosine", 3, 1000).case(tmp_path / "case")
+    found = judge(case, honest(case), tmp_path / "answer", away=True)
+    assert found.outcome == "accepted", found.headline
+    # Without an allowance the same machine leaves it open: it does round otherwise.
+    strict = Key(task, "momentum", "cosine", 3).case(tmp_path / "strict")
+    found = judge(strict, honest(strict), tmp_path / "other", away=True)
+    assert (found.outcome, found.levels["replay"]) == ("undecided", "undecided")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["varied", "relabelled"])
+def test_an_allowance_lets_no_near_copies_through(kind: str, tmp_path: Path) -> None:
+    case = Key("cancer", "momentum", "cosine", 3, 1000).case(tmp_path / "case")
+    attack = next(a for a in ATTACKS if a.name == f"tiny subset of 16, {kind} copies")
+    attempt = attack.run(case, tmp_path / "proof")
+    assert attempt.gradient_steps < case.steps / 2
+    found = judge(case, attempt, tmp_path / "answer")
+    assert found.outcome == "rejected"
+    assert "replay/copies" in found.faults
+    # What it computes is as near as rounding: no segment fails.
+    assert "replay/segment" not in found.faults
+
+
+def test_the_long_plan_has_many_segments_for_each_draw(tmp_path: Path) -> None:
+    case = Key("digits-long", "sgd", "constant", 0).case(tmp_path)
+    assert case.plan.recipe(case.samples).segments(case.steps) >= 20 * case.plan.draws
+
+
+@pytest.mark.slow
 def test_who_stays_silent_is_rejected(cases: Cases, tmp_path: Path) -> None:
     case = cases("cancer")
     found = judge(case, replace(honest(case), respond=None), tmp_path / "answer")
@@ -86,20 +117,45 @@ def test_a_case_is_drawn_from_its_seed(cases: Cases, tmp_path: Path) -> None:
     assert case.enrolled.key.public_key != case.victim.who.key.public_key
 
 
-def broken(*_: object) -> Judgement:
+def broken(*_: object, **__: object) -> Judgement:
     raise RuntimeError("out of order")
 
 
 def test_a_run_that_breaks_is_recorded_and_counts(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(effort, "judge", broken)
     monkeypatch.setattr(Case, "victim", None)
     monkeypatch.setattr(effort, "_honest", lambda *_: None)
-    [row] = effort.measure(effort.Unit(Key("cancer", "sgd", "constant", 1), ("honest",)))
+    unit = effort.Unit(Key("cancer", "sgd", "constant", 1), ("honest",))
+    [row] = effort.measure(unit, tmp_path / "lines")
     assert (row.outcome, row.note) == (rows.ERROR, "RuntimeError: out of order")
     assert row.wrong
     assert "out of order" in capsys.readouterr().err
+    assert rows.read(tmp_path / "lines") == ([], [row])
+
+
+def test_who_is_killed_loses_the_run_under_way_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    left: list[Path] = []
+
+    def killed(case: Case, key: Key, name: str, folder: Path) -> rows.Row:
+        if left:
+            raise KeyboardInterrupt
+        left.append(folder)
+        folder.mkdir()
+        return rows.Row(key.task, key.optimizer, key.schedule, key.seed, name, "rejected")
+
+    monkeypatch.setattr(effort, "_row", killed)
+    unit = effort.Unit(Key("cancer", "sgd", "constant", 1), ("one", "another", "third"))
+    out = tmp_path / "lines"
+    # What somebody else was writing when it was killed.
+    out.write_text('{"row": {"task"')
+    with pytest.raises(KeyboardInterrupt):
+        effort.measure(unit, out)
+    assert [row.attack for row in rows.read(out)[1]] == ["one"]
+    assert not left[0].parent.exists()
 
 
 def test_work_is_spread_over_the_cases() -> None:
@@ -109,6 +165,8 @@ def test_work_is_spread_over_the_cases() -> None:
     assert work == effort.units(60, 60, attacks=["a", "b"])
     assert len({unit.key.task for unit in work if "a" in unit.runs}) == len(SMALL)
     assert sum("a" in unit.runs for unit in effort.units(60, 100, attacks=["a", "b"])) == 50
+    allowed = effort.units(60, 60, attacks=["a", "b"], tolerance=1000)
+    assert {unit.key.tolerance for unit in allowed} == {1000}
     with pytest.raises(ValueError, match="as many honest runs"):
         effort.units(10, 60, attacks=["a"])
 

@@ -13,7 +13,7 @@ import torch
 from polo.evidence.replay import challenge as drawing
 from polo.evidence.replay.timeline import Timeline
 from polo.storage.folder import ProofFolder
-from polo_lab.attacks.effort import ATTACKS
+from polo_lab.attacks.effort import ATTACKS, keeping
 from polo_lab.attacks.effort.answering import Respondent
 from polo_lab.attacks.effort.carrying import loaded
 from polo_lab.attacks.effort.forging import Forgery
@@ -21,11 +21,13 @@ from polo_lab.attacks.effort.games import KINDS as GAMES
 from polo_lab.attacks.effort.games import Game
 from polo_lab.attacks.effort.grafts import usual
 from polo_lab.attacks.effort.grinding import fit
+from polo_lab.attacks.effort.idling import Idling
 from polo_lab.attacks.effort.inflation import Inflation
 from polo_lab.attacks.effort.interpolation import Interpolation
 from polo_lab.attacks.effort.masking import Masking
+from polo_lab.attacks.effort.reuse import Reuse
 from polo_lab.attacks.effort.skipping import Skipping
-from polo_lab.attacks.effort.snapshot import between, copied, length
+from polo_lab.attacks.effort.snapshot import Snapshot, between, copied, length
 from polo_lab.attacks.effort.subset import TinySubset
 from polo_lab.attacks.effort.sure_samples import choose
 from polo_lab.attacks.effort.walking import scatter
@@ -56,6 +58,7 @@ OPEN = {
     "labels that the loss leaves out, by rounding": "it names another machine, and is left open",
     "labels that the loss leaves out, all but 4 places": "the same",
     "tiny subset of 16, varied copies": "batch-norm makes rows meet, so all of it was trained",
+    "tiny subset of 16, relabelled copies": "the same",
 }
 """Attacks that are not refused as lies, and why."""
 
@@ -207,6 +210,38 @@ def test_a_usual_claim_is_a_middling_one(make: Callable[..., Case], tmp_path: Pa
     model, rest = usual(forgery)
     assert sorted(move for move, _ in forgery.claims).index(model) == 2
     assert sorted(move for _, move in forgery.claims).index(rest) == 2
+
+
+@pytest.mark.parametrize("attack", [Idling("no loss"), Reuse("own"), Reuse("other")])
+def test_large_states_are_kept_in_files(
+    make: Callable[..., Case], attack: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    case = make(levels=("chain", "replay"))
+    monkeypatch.setattr(keeping, "LARGE", 0)
+    attempt = attack.run(case, tmp_path / "proof")
+    assert isinstance(attempt.respond, Respondent)
+    kept = list(tmp_path.glob("proof*-kept/*.pt"))
+    assert len(kept) >= case.plan.shards
+    before = {path: path.read_bytes() for path in kept}
+    # A state shown is the recorded one, or the answer would be refused for that.
+    found = judge(case, attempt, tmp_path / "answer")
+    assert found.levels["replay"] == "failed"
+    assert "replay/draw" not in found.faults
+    assert {path: path.read_bytes() for path in kept} == before
+
+
+def test_tied_tensors_are_one_after_being_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tied = torch.arange(4.0)
+    state = Snapshot({"one": tied, "other": tied, "third": torch.ones(1)}, {"m/one": torch.ones(4)})
+    for least in (0, keeping.LARGE):
+        monkeypatch.setattr(keeping, "LARGE", least)
+        found = keeping.Keeping(tmp_path / "kept").keep(state)()
+        assert found.model["one"].data_ptr() == found.model["other"].data_ptr()
+        assert torch.equal(found.model["one"], tied)
+        assert found.rest.keys() == state.rest.keys()
+    assert len(list((tmp_path / "kept").iterdir())) == 1
 
 
 def test_costs_are_counted_in_samples(make: Callable[..., Case], tmp_path: Path) -> None:

@@ -1,12 +1,13 @@
 """What is recorded, and the page made of it."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
-from polo_lab.experiments import recorded, report, rows
+from polo_lab.experiments import escapes, escapes_report, recorded, report, rows
+from polo_lab.experiments.escapes import Escape
 from polo_lab.experiments.recorded import Recorded
 from polo_lab.experiments.rows import Row
 
@@ -113,7 +114,40 @@ def test_honest_alarms_are_counted() -> None:
 
 
 def test_the_page_is_what_was_recorded() -> None:
-    assert report.PAGE.read_text(encoding="utf-8") == report.page(recorded.load())
+    page = report.page(recorded.load(), escapes.load(escapes_report.RECORDED))
+    assert report.PAGE.read_text(encoding="utf-8") == page
+
+
+def test_an_allowance_is_said_on_the_page() -> None:
+    page = report.page([Recorded("small", [RUN], [HONEST, FORGED])])
+    assert "millionths" not in page
+    page = report.page([Recorded("small", [RUN], [replace(HONEST, tolerance=1000)])])
+    assert "allow a deviation of 1000 millionths" in page
+
+
+def test_rows_that_were_recorded_before_a_column_was_added_are_read(tmp_path: Path) -> None:
+    path = recorded.record("small", written(tmp_path / "lines", HONEST), tmp_path)
+    value = json.loads(path.read_text())
+    value["columns"].remove("tolerance")
+    value["rows"] = [line[:-1] for line in value["rows"]]
+    path.write_text(json.dumps(value))
+    assert recorded.load(tmp_path)[0].rows == [HONEST]
+
+
+def test_escapes_are_compared_with_what_was_stated(tmp_path: Path) -> None:
+    honest = Escape("honest", "sgd", 0, 660, 24, 0, 1.0, 300, 300, 2, 2)
+    skipped = Escape("skipping", "sgd", 0, 660, 24, 66, 0.0776, 300, 21, 2, 0)
+    lines = [{"run": RUN}, {"escape": asdict(honest)}, {"escape": asdict(skipped)}]
+    (tmp_path / "lines").write_text("\n".join(map(json.dumps, lines)))
+    escapes.record(tmp_path / "lines", tmp_path / "escapes.json")
+    found = escapes.load(tmp_path / "escapes.json")
+    assert found == ([RUN], [honest, skipped])
+    page = report.page([], found)
+    assert (
+        "| skipping | sgd | 66 of 660 | 24 | 7.8 % | 21 of 300 | 4.4 to 10.5 % | 0 of 2 |" in page
+    )
+    assert "| honest | sgd | 0 of 660 | 24 | – | – | – | 2 of 2 |" in page
+    assert "Chances of escape" not in report.page([], escapes.load(tmp_path / "none"))
 
 
 def test_what_is_recorded_is_small_and_complete() -> None:

@@ -301,11 +301,11 @@ def test_no_proof_at_all(judge: Any, tmp_path: Path) -> None:
 def test_a_scheme_that_is_not_known(copy: Path, judge: Any, kit: Any, owner: Any, issuer: Any
 ) -> None:  # fmt: skip
     manifest = ProofFolder(copy).manifest()
-    scheme = replace(manifest.terms.scheme, name="riga")
+    scheme = replace(manifest.terms.scheme, name="nobody")
     enrolment = replace(manifest.enrolment, terms=replace(manifest.terms, scheme=scheme))
     signed = signing.sign(enrolment, issuer)
     kit.sign_again(copy, owner.key, replace(manifest, enrolment=signed))
-    undecided(judge(copy), "riga")
+    undecided(judge(copy), "nobody")
 
 
 def test_a_carrier_that_cannot_hold_a_mark(

@@ -346,17 +346,57 @@ def units(data, dtype):
 
 
 def signed_sums(seed, scheme, weights):
-    """All sums in the order of the bits."""
-    dense = scheme["key"] == "dense"
-    groups = 1 if dense else len(weights) // scheme["block"]
+    """All sums in the order of the bits, as the scheme makes them."""
+    blocks = len(weights) // scheme["block"]
+    together = 4 if scheme["name"] == "ednn-mean" else 1
+    need(blocks % together == 0, "blocks that make no whole groups")
+    groups = 1 if scheme["key"] == "dense" else blocks // together
     per_group, bits = len(weights) // groups, scheme["bits"] // groups
+    make = {"ednn-mean": mean_sums, "riga": riga_sums, "signed": chosen_weights}
     sums = []
     for group in range(groups):
-        signs = stream(seed, "polo/key/1", group, -(-bits * per_group // 8))
         own = weights[group * per_group : (group + 1) * per_group]
-        for row in range(bits):
-            plus = (2 * bit(signs, row * per_group + at) - 1 for at in range(per_group))
-            sums.append(sum(sign * weight for sign, weight in zip(plus, own, strict=True)))
+        sums += make.get(scheme["name"], projections)(seed, scheme, group, own, bits)
+    return sums
+
+
+def projections(seed, scheme, group, columns, bits):
+    width = len(columns)
+    signs = stream(seed, "polo/key/1", group, -(-bits * width // 8))
+    return [
+        sum((2 * bit(signs, row * width + at) - 1) * columns[at] for at in range(width))
+        for row in range(bits)
+    ]
+
+
+def mean_sums(seed, scheme, group, own, bits):
+    block, columns = scheme["block"], []
+    for first in range(0, len(own), 4 * block):
+        for at in range(block):
+            columns.append(sum(own[first + k * block + at] for k in range(4)))
+    return projections(seed, scheme, group, columns, bits)
+
+
+def chosen_weights(seed, scheme, group, own, bits):
+    stretch = len(own) // bits
+    words = struct.unpack(f"<{bits}I", stream(seed, "polo/key/1", group, 4 * bits))
+    return [own[row * stretch + word % stretch] for row, word in enumerate(words)]
+
+
+def riga_sums(seed, scheme, group, own, bits):
+    width, hidden = len(own), max(64, 2 * bits)
+    signs = stream(seed, "polo/riga-hidden/1", group, hidden * width // 8)
+    active = []
+    for unit in range(hidden):
+        z = sum((2 * bit(signs, unit * width + at) - 1) * own[at] for at in range(width))
+        active.append(z if z >= 0 else z // 8)
+    sums = []
+    for row in range(bits):
+        label, number = "polo/riga-out/1", group * bits + row
+        words = struct.unpack(f"<{hidden}Q", stream(seed, label, number, 8 * hidden))
+        order = sorted(range(hidden), key=lambda unit: (words[unit], unit))
+        plus = set(order[: hidden // 2])
+        sums.append(sum(a if unit in plus else -a for unit, a in enumerate(active)))
     return sums
 
 

@@ -1,5 +1,6 @@
 """The specification keeps up with the code: labels, formats, sections, defaults, numbers."""
 
+import dataclasses
 import hashlib
 import inspect
 import re
@@ -13,6 +14,7 @@ from polo.checks import MEANINGS
 from polo.evidence.progress import rules
 from polo.evidence.replay import calibration, platform, state, timeline
 from polo.protocol import canonical, chain, challenge, records, sampler, transfer
+from polo.watermark.schemes import SCHEMES
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted((ROOT / "src" / "polo").rglob("*.py"))
@@ -59,12 +61,15 @@ def test_every_section_that_the_code_cites_is_there(text):
 
 def test_the_defaults_are_those_of_the_code(text):
     signature = inspect.signature(polo.make_terms)
+    usual = dataclasses.asdict(SCHEMES["ednn"].defaults)
+    assert signature.parameters["scheme"].default == "ednn"
+    assert all(signature.parameters[argument].default is None for argument in usual)
     table = text.partition("**Default terms.**")[2]
     for term, argument in DEFAULTS.items():
         (written,) = re.findall(
             rf"^\| `{re.escape(term)}` \| `?([^`|]+?)`? \|", table, re.MULTILINE
         )
-        default = signature.parameters[argument].default
+        default = usual.get(argument, signature.parameters[argument].default)
         written = written.replace("\N{MINUS SIGN}", "-")
         assert (written if isinstance(default, str) else float(written)) == default, term
     assert signature.parameters["fewest_steps"].default is None
@@ -72,11 +77,19 @@ def test_the_defaults_are_those_of_the_code(text):
     noise = signature.parameters["noise"].default
     assert noise[0] == noise[1]
     assert f"| `noise.least`, `noise.most` | {noise[0]:.2f} |" in table
-    strength, reduction, every = (
-        signature.parameters[name].default for name in ("strength", "reduction", "every")
-    )
+    strength, reduction, every = (usual[name] for name in ("strength", "reduction", "every"))
     joined = f"| `strength`, `reduction`, `every` | {strength}, `{reduction}`, {every} |"
     assert joined in table
+
+
+def test_the_defaults_of_every_scheme_are_written_down(text):
+    table = text.partition("For the other schemes these differ")[2]
+    for name, scheme in SCHEMES.items():
+        usual = scheme.defaults
+        assert (usual.reduction, usual.every) == ("sum", 1)
+        settings = (usual.bits, usual.block, usual.load, usual.strength, usual.budget, usual.margin)
+        assert f"| `{name}` | {' | '.join(f'{value:g}' for value in settings)} |" in table
+        assert f"| `{name}` |" in text.partition("| scheme | reads a bit as |")[2]
 
 
 def test_the_limits_are_those_of_the_code(text):

@@ -6,12 +6,14 @@ import math
 import struct
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+import polo
 from polo.errors import FormatError, PoloError, SignatureError, TermsError, WeightsError
 from polo.evidence import rules, start
 from polo.evidence.replay import distinct, samples
@@ -35,7 +37,7 @@ from polo.protocol import (
 )
 from polo.protocol.digest import tagged, u32
 from polo.protocol.effort import DataRecord
-from polo.protocol.layout import DTYPE_BYTES, Layout, Leaf, Tensor
+from polo.protocol.layout import CHUNK_BYTES, DTYPE_BYTES, Layout, Leaf, Tensor
 from polo.protocol.records import (
     Enrolment,
     Manifest,
@@ -48,7 +50,8 @@ from polo.protocol.records import (
 )
 from polo.storage import openings
 from polo.watermark import ednn
-from polo.watermark.mark import Mark
+from polo.watermark.mark import Mark, carrier_of
+from polo.watermark.schemes import SCHEMES
 from polo.weights import dtypes
 from polo.weights.files import header_of
 from polo.weights.hashing import commit
@@ -279,6 +282,35 @@ def test_reading(vector, second):
         seen |= {"zero"} if 0 in sums and any(sums) else set()
         seen |= {"saturated"} if 2**48 in units and -(2**48) in units else set()
     assert seen == {"zero", "saturated"}
+
+
+def test_reading_by_the_other_schemes(vector, second):
+    cases = vector("schemes")["cases"]
+    assert {case["scheme"]["name"] for case in cases} | {"ednn"} == set(SCHEMES)
+    for case in cases:
+        seed, data = bytes.fromhex(case["seed"]), bytes.fromhex(case["weights"])
+        scheme = SchemeTerms.from_json(case["scheme"], "vector")
+        mark = Mark(scheme, tuple(range(scheme.blocks)), seed)
+        values = dtypes.to_float(data, case["dtype"]).reshape(scheme.blocks, scheme.block)
+        assert mark.groups == case["groups"], case["name"]
+        right = SCHEMES[scheme.name].matches(mark, values, range(mark.groups))
+        assert right.astype(int).tolist() == case["matching"], case["name"]
+        sums = second.signed_sums(seed, case["scheme"], second.units(data, case["dtype"]))
+        flat = [bit for group in case["matching"] for bit in group]
+        assert second.matching(seed, case["scheme"], sums) == flat, case["name"]
+        assert sum(flat) == case["matches"] == int(right.sum())
+        assert any(flat) != case["name"].endswith("zero")
+
+
+def test_marks_of_no_whole_groups_are_refused(second):
+    scheme = SchemeTerms("ednn-mean", 18, 16, 187_500, "block", 1000, "sum", 1)
+    assert scheme.blocks == 6
+    with pytest.raises(second.RefusedError):
+        second.signed_sums(bytes(32), scheme.to_json(), [1] * 96)
+    layout = Layout(CHUNK_BYTES, (Tensor("a", "F32", (64, 64)),), ())
+    terms = replace(polo.make_terms(layout), scheme=scheme)
+    with pytest.raises(TermsError, match="takes 4 together"):
+        carrier_of(terms, layout)
 
 
 def test_combination(vector):

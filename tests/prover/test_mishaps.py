@@ -9,7 +9,7 @@ import torch
 
 import polo
 from polo.errors import ChainError, StoreError, WeightsError
-from polo.storage.folder import MANIFEST_FILE
+from polo.storage.folder import MANIFEST_FILE, ProofFolder
 
 Enrol = Callable[..., polo.OfflineEnrolment]
 EASY = {"strength": 0.02}
@@ -109,16 +109,6 @@ def test_a_buffer_that_comes_late(run: Any) -> None:
     run.prover.close()
 
 
-def test_parameters_that_were_replaced(run: Any) -> None:
-    run.attach()
-    state = {name: value.clone() for name, value in run.model.state_dict().items()}
-    run.model.load_state_dict(state, assign=True)
-    with pytest.raises(ChainError, match="not in the model"):
-        run.epoch()
-    assert run.prover.shards == 0
-    run.prover.close()
-
-
 def test_attach_that_failed_can_be_called_again(run: Any, issuer: polo.Identity, task: Any) -> None:
     with torch.no_grad():
         run.model[0].weight[0, 0] = float("nan")
@@ -166,7 +156,7 @@ def test_a_training_state_of_another_run(run: Any, tmp_path: Path) -> None:
     run.prover.close()
     path = run.path.with_name("proof.state") / "000001.safetensors"
     data = path.read_bytes()
-    root = run.prover._root().hex().encode()
+    root = ProofFolder(run.path).manifest().last_root.hex().encode()
     path.write_bytes(data.replace(root, b"0" * 64))
     run.prover = run.fresh()
     with pytest.raises(StoreError, match="another run"):
@@ -214,3 +204,28 @@ def test_odd_options_are_named(
 ) -> None:
     with pytest.raises(polo.errors.TermsError):
         polo.Prover(enrol(), key=alice, store=tmp_path / "proof", **options)
+
+
+def test_terms_that_would_not_fit_into_a_manifest_are_refused_when_they_are_made(task: Any) -> None:
+    from polo.evidence.replay.recipe import Recipe
+
+    recipe = Recipe(samples=256, batch=32)
+    options = {"replay": recipe, "data": bytes(32), "start": "derived", "bits": 64}
+    with pytest.raises(polo.errors.TermsError, match="do not fit into one manifest") as caught:
+        polo.make_terms(task, shards=10_000, **options)
+    assert "at most 9999 shards" in caught.value.advice
+    assert polo.make_terms(task, shards=9_999, **options).shards.most == 9_999
+    assert polo.make_terms(task, shards=10_000, bits=64).shards.most == 10_000
+
+
+def test_what_a_shard_takes_in_a_manifest_is_below_what_terms_count_with(run: Any) -> None:
+    from polo.enrolment import _SHARD_BYTES
+
+    run.attach()
+    sizes = []
+    for _ in range(3):
+        run.epoch()
+        sizes.append((run.path / MANIFEST_FILE).stat().st_size)
+    run.prover.close()
+    # A receipt takes some 400 bytes, a record for replay some 200, a metric some 40.
+    assert max(sizes[1] - sizes[0], sizes[2] - sizes[1]) < _SHARD_BYTES - 600

@@ -8,7 +8,6 @@ import polo
 from polo.errors import CapacityError, PoloError
 from polo.protocol.layout import CHUNK_BYTES, Layout, Tensor
 from polo.watermark import capacity
-from polo.weights import carriers
 
 LAYOUT = Layout(
     CHUNK_BYTES,
@@ -24,7 +23,7 @@ LAYOUT = Layout(
 
 
 def test_every_tensor_is_judged_in_words() -> None:
-    judged = {item.tensor.name: item for item in carriers.assess(LAYOUT, block=256)}
+    judged = {item.tensor.name: item for item in capacity(LAYOUT, block=256).judged}
     assert [name for name, item in judged.items() if item.carries] == [
         "conv.weight",
         "linear.weight",
@@ -36,9 +35,8 @@ def test_every_tensor_is_judged_in_words() -> None:
 
 
 def test_what_is_not_trained_cannot_carry() -> None:
-    assert carriers.choose(LAYOUT, block=256, trainable={"linear.weight", "bias"}) == (
-        "linear.weight",
-    )
+    found = capacity(LAYOUT, block=256, trainable={"linear.weight", "bias"})
+    assert found.names == ("linear.weight",)
     judged = capacity(LAYOUT, block=256, trainable=()).judged
     assert "not trained" in {i.tensor.name: i.reason for i in judged}["linear.weight"]
 
@@ -141,3 +139,73 @@ def test_a_child_called_module_beside_a_buffer_can_carry() -> None:
             self.register_buffer("scale", torch.ones(1))
 
     assert polo.capacity_of(Odd()).names == ("module.weight",)
+
+
+class RootMeanSquareNorm(nn.Module):
+    """A norm layer that somebody wrote."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+
+
+class Scales(nn.Module):
+    """Norm layers of several makers, beside vectors that only look like their scales."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batch = nn.BatchNorm2d(64)
+        self.layer = nn.LayerNorm(128)
+        self.own = RootMeanSquareNorm(32)
+        self.prelu = nn.PReLU(256)
+        self.linear = nn.Linear(64, 64)
+        self.plain = nn.LayerNorm(64, elementwise_affine=False)
+
+
+def test_the_scales_of_a_live_model_are_known_from_its_norm_layers() -> None:
+    found = polo.capacity_of(Scales(), scheme="fedipr")
+    assert (found.block, found.names) == (64, ("batch.weight", "layer.weight"))
+    assert polo.capacity_of(Scales(), scheme="fedipr", block=16).blocks == 4 + 8 + 2
+    reasons = {item.tensor.name: item.reason for item in found.judged}
+    assert "32 weights" in reasons["own.weight"]
+    assert "norm layer" in reasons["prelu.weight"]
+    assert "norm layer" in reasons["layer.bias"]
+    assert "norm layer" in reasons["linear.weight"]
+    assert polo.capacity_of(Scales()).names == ("linear.weight",)
+
+
+def test_in_a_bare_layout_names_and_shapes_decide() -> None:
+    tensors = (
+        Tensor("norm.bias", "F32", (64,)),
+        Tensor("norm.weight", "F32", (64,)),
+        Tensor("scale", "F32", (64,)),
+        Tensor("wide.weight", "F32", (64, 64)),
+    )
+    found = capacity(Layout(CHUNK_BYTES, tensors, ()), block=16, scheme="fedipr")
+    assert found.names == ("norm.weight",)
+
+
+@pytest.mark.parametrize("model", [nn.Linear(64, 64), nn.LayerNorm(32), nn.LayerNorm(64)])
+def test_too_few_norm_scales_are_refused_with_another_scheme_named(model: nn.Module) -> None:
+    with pytest.raises(CapacityError) as caught:
+        polo.make_terms(Task(model), scheme="fedipr")
+    assert "fedipr-kernel" in caught.value.advice
+
+
+def test_blocks_that_go_together_are_counted_together() -> None:
+    layout = Layout(CHUNK_BYTES, (Tensor("a.weight", "F32", (64, 88)),), ())
+    found = capacity(layout, block=256, scheme="ednn-mean")
+    assert (found.blocks, found.together, found.bits_at(31_250)) == (22, 4, 160)
+    assert found.objection(160, 31_250) == ""
+    assert "4 blocks carry together" in found.objection(8, 31_250)
+    assert "carry 160" in found.objection(192, 31_250)
+    assert found.advice(100, 31_250) == "Ask for 96 bits."
+
+
+def test_each_scheme_brings_its_own_defaults_and_the_caller_goes_before_them() -> None:
+    usual = polo.make_terms(Task(nn.LayerNorm(1024)), scheme="fedipr")
+    assert (usual.scheme.name, usual.scheme.bits, usual.scheme.block) == ("fedipr", 128, 64)
+    assert usual.finish.budget == 500_000
+    own = polo.make_terms(Task(nn.LayerNorm(1024)), scheme="fedipr", block=16, budget=0.1, bits=64)
+    assert (own.scheme.bits, own.scheme.block, own.finish.budget) == (64, 16, 100_000)
+    assert own.scheme.load == usual.scheme.load

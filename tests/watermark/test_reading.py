@@ -198,8 +198,8 @@ def test_marks_are_not_read_out_of_weights_that_are_not_finite(bad: float) -> No
 
 
 def test_an_unknown_scheme_is_refused_by_name() -> None:
-    terms = SchemeTerms("riga", 32, 256, 125_000, "block", 1000, "sum", 1)
-    with pytest.raises(TermsError, match="riga"):
+    terms = SchemeTerms("nobody", 32, 256, 125_000, "block", 1000, "sum", 1)
+    with pytest.raises(TermsError, match="nobody"):
         read(Mark(terms, (0,), bytes(32)), np.ones((1, 256)))
 
 

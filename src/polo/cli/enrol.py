@@ -21,15 +21,16 @@ def enrol(
     identity: Path,
     issuer: Path,
     out: Path,
-    bits: int = 256,
+    scheme: str = "ednn",
+    bits: int | None = None,
     shards: int = 100,
     fewest_shards: int | None = None,
     fewest_steps: int | None = None,
-    strength: float = 0.001,
-    reduction: Literal["sum", "mean"] = "sum",
-    every: int = 1,
-    load: float = 0.125,
-    block: int = 256,
+    strength: float | None = None,
+    reduction: Literal["sum", "mean"] | None = None,
+    every: int | None = None,
+    load: float | None = None,
+    block: int | None = None,
     key: Literal["block", "dense"] = "block",
     start: Literal["free", "derived"] = "free",
     parent: Path | None = None,
@@ -59,6 +60,10 @@ def enrol(
         Your private key.
     out
         Folder to hand to the trainer.
+    scheme
+        How marks are pressed and read: ednn, ednn-mean, riga, fedipr, fedipr-kernel, signed, or
+        one that an installed package offers. Bits, strength,
+        reduction, every, load and block are what suits it where they are not given.
     bits
         Bits of each mark.
     shards
@@ -115,6 +120,7 @@ def enrol(
         drawn(subject.build_model(), bytes(32))
     terms = enrolment.make_terms(
         subject,
+        scheme=scheme,
         bits=bits,
         shards=shards,
         fewest_shards=fewest_shards,

@@ -29,6 +29,7 @@ def identify(
     proof: Annotated[list[Path], Parameter(negative="", consume_multiple=True)],
     trust: Several = None,
     align: Flag = False,
+    base: Path | None = None,
     task: str | None = None,
     json: Flag = False,
 ) -> int:
@@ -44,6 +45,8 @@ def identify(
 
     polo identify permuted.safetensors --proof proof --align
 
+    polo identify merged.safetensors --proof adapter-proof --base base.safetensors
+
     Exit code 0 where a claim stands, 1 where none does, 2 where it could not be decided.
 
     Parameters
@@ -57,6 +60,9 @@ def identify(
     align
         If no claim stands, undo permuted, rescaled and added neurons first. Needs torch, scipy,
         the task, and a proof that kept older checkpoints.
+    base
+        The base model as safetensors, if a proof is of an adapter (LoRA) that may have been merged
+        into it. Needs scipy, and a proof that kept older checkpoints.
     task
         The task for alignment, if it is not the registered one that the terms name.
     json
@@ -71,6 +77,7 @@ def identify(
             proof,
             trust=[TrustStore(), *(trust or [])],
             align=align,
+            base=base,
             task=load_task(task) if task else None,
             listener=tell,
         )

@@ -1,13 +1,16 @@
 """`polo validate`: can this model carry the mark, and what will the run cost?"""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+from polo.cli import advice as advising
 from polo.cli.output import Flag, print_json, size
 from polo.cli.tasks import load_task
 from polo.errors import TermsError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from polo.planning import Plan
     from polo.protocol.layout import Layout
     from polo.tasks import Task
@@ -21,18 +24,27 @@ def validate(
     /,
     *,
     task: str | None = None,
-    bits: int = 256,
-    load: float = 0.125,
-    block: int = 256,
+    model: Path | None = None,
+    scheme: str = "ednn",
+    bits: int | None = None,
+    load: float | None = None,
+    block: int | None = None,
     shards: int = 10,
     json: Flag = False,
 ) -> int:
     """Say which tensors may carry a mark, how many bits fit, and what a run will take.
 
+    Advises a scheme, a size and a load, and says what a forger's edit does: how far it moves the
+    marked weights, and with --task and --model what it costs in accuracy.
+
     Examples:
     polo validate --task digits --bits 1024
 
+    polo validate --task digits --model trained.safetensors
+
     polo validate model.safetensors
+
+    polo validate model.safetensors --scheme fedipr
 
     Exit code 0 if the planned mark fits, 1 if it does not.
 
@@ -42,6 +54,12 @@ def validate(
         A model as safetensors.
     task
         A registered task, or module:object, instead of a file.
+    model
+        With --task, a trained model of it as safetensors: forging one mark into it is measured.
+    scheme
+        How marks are pressed and read: ednn, ednn-mean, riga, fedipr, fedipr-kernel, signed, or
+        one that an installed package offers. The three settings below are what suits it where
+        they are not given.
     bits
         Bits of each mark.
     load
@@ -55,6 +73,7 @@ def validate(
     """
     from polo import enrolment
     from polo.planning import plan
+    from polo.watermark import advice, schemes
     from polo.watermark.capacity import capacity
     from polo.weights.checkpoint import checkpoint_of
     from polo.weights.files import read_header
@@ -63,24 +82,47 @@ def validate(
         raise TermsError(
             "give a model file or --task, one of them", advice="polo validate --task digits"
         )
+    if model is not None and task is None:
+        raise TermsError("--model needs --task, which says how good it is")
+    usual = schemes.scheme(scheme).defaults
+    bits = usual.bits if bits is None else bits
+    load = usual.load if load is None else load
+    block = usual.block if block is None else block
     subject: Task | Layout
+    net = None
     if task is not None:
         subject = load_task(task)
-        model = subject.build_model()
-        layout, fits = checkpoint_of(model).layout, enrolment.capacity_of(model, block=block)
+        net = advising.trained(subject, model) if model else subject.build_model()
+        layout = checkpoint_of(net).layout
+        fits = enrolment.capacity_of(net, block=block, scheme=scheme)
     else:
         assert file is not None
         layout = subject = read_header(file)[0]
-        fits = capacity(layout, block=block)
+        fits = capacity(layout, block=block, scheme=scheme)
     objection = fits.objection(bits, enrolment.millionths(load))
-    planned = None
+    planned = forging = None
     if not objection:
-        terms = enrolment.make_terms(subject, bits=bits, load=load, block=block, shards=shards)
+        terms = enrolment.make_terms(
+            subject, scheme=scheme, bits=bits, load=load, block=block, shards=shards
+        )
         planned = plan(terms, layout, shards=shards)
+        if file is not None:
+            forging = advising.forging_in(file, terms)
+        elif model is not None:
+            assert net is not None
+            forging = advising.forging_of(cast("Task", subject), net, terms)
+    room = advising.capacities(net if net is not None else layout)
+    best = advice.advise(room)
     if json:
-        print_json(_as_json(fits, objection, planned, bits, enrolment.millionths(load)))
+        found = _as_json(fits, objection, planned, bits, enrolment.millionths(load))
+        found["advised"] = advising.advice_json(best)
+        found["forging"] = advising.forging_json(forging)
+        print_json(found)
     else:
-        _print(fits, objection, planned, bits, enrolment.millionths(load))
+        console = _print(fits, objection, planned, bits, enrolment.millionths(load))
+        advising.print_advice(console, best)
+        if forging is not None:
+            advising.print_forging(console, forging)
     return 1 if objection else 0
 
 
@@ -116,7 +158,9 @@ def _as_json(
     }
 
 
-def _print(fits: "Capacity", objection: str, planned: "Plan | None", bits: int, load: int) -> None:
+def _print(
+    fits: "Capacity", objection: str, planned: "Plan | None", bits: int, load: int
+) -> "Console":
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -150,7 +194,7 @@ def _print(fits: "Capacity", objection: str, planned: "Plan | None", bits: int, 
     if objection:
         console.print(f"\n[red]does not fit:[/] {objection}")
         console.print(f"what to do: {fits.advice(bits, load)}")
-        return
+        return console
     assert planned is not None
     share = fits.share(bits, load)
     console.print(f"\n[green]{bits} bits fit[/]: they take {share:.0%} of the carrier's blocks")
@@ -168,3 +212,4 @@ def _print(fits: "Capacity", objection: str, planned: "Plan | None", bits: int, 
         console.print(
             f"the mark adds about {planned.step_seconds * 1000:.2f} ms to a step on this machine"
         )
+    return console

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from polo.embedding.placement import Placement
-from polo.embedding.presses import press
+from polo.embedding.presses import Watching, press
 from polo.errors import WeightsError
 from polo.protocol.carrier import Carrier
 from polo.protocol.detection import MILLION, Reading
@@ -44,11 +44,26 @@ class Embedder:
         self.mark = marks.derive(terms, carrier, seed)
         self._placement = Placement(carrier, self.mark.blocks, parameters)
         self._press = press(self.mark, terms, self._placement.device)
+        self._watching = self._press if isinstance(self._press, Watching) else None
+        watched = self._watching.reference(carrier) if self._watching else ()
+        self._reference = Placement(carrier, watched, parameters) if watched else None
 
     @torch.no_grad()
     def add_gradient(self, scale: torch.Tensor | float = 1.0) -> None:
-        """Add λ∇l_Λ, times the loss scale, to the model's gradients."""
-        gradient = self._press.gradient(self._placement.gather())
+        """Add λ∇l_Λ, times the loss scale, to the model's gradients.
+
+        Nothing in here waits for the device.
+        """
+        device = self._placement.device.type
+        if torch.is_autocast_enabled(device):
+            # Sums of many weights must not be rounded to few bits because a loop steps in there.
+            with torch.autocast(device, enabled=False):
+                self.add_gradient(scale)
+            return
+        values = self._placement.gather()
+        if self._reference and self._watching:
+            self._watching.watch(values, self._reference.gather)
+        gradient = self._press.gradient(values)
         if not isinstance(scale, float) or scale != 1.0:
             gradient = gradient * scale
         self._placement.add_to_gradients(gradient)

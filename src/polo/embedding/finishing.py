@@ -28,9 +28,24 @@ def correct(
     """
     norms = weights.norm(dim=1, keepdim=True)
     sums = torch.bmm(wanted, weights.unsqueeze(2)).squeeze(2)
-    wrong = sums <= 0
-    if not budget or not bool(wrong.any()):
+    if not budget or not bool((sums <= 0).any()):
         return weights
+    return weights + smallest_edit(wanted, sums, norms, margin=margin, budget=budget)
+
+
+def smallest_edit(
+    wanted: torch.Tensor, sums: torch.Tensor, norms: torch.Tensor, *, margin: float, budget: float
+) -> torch.Tensor:
+    """The edit δ itself, for sums that need not be A times the weights.
+
+    Args:
+        wanted: A, what an edit adds to the sums, as groups × bits × weights.
+        sums: What the bits' sums are without an edit, as groups × bits.
+        norms: Norms of the groups' weights, as groups × 1.
+        margin: As in `correct`.
+        budget: As in `correct`.
+    """
+    wrong = sums <= 0
     least = margin * norms
     short = torch.where(wrong, least - sums, torch.minimum(sums, least) - sums)
     gram = torch.bmm(wanted, wanted.transpose(1, 2))
@@ -40,7 +55,7 @@ def correct(
         over = ~solved | (delta.norm(dim=1, keepdim=True) > budget * norms)
         active = wrong & (short > 0)
         if not bool((over & active.any(dim=1, keepdim=True)).any()):
-            return weights + torch.where(over, torch.zeros_like(delta), delta)
+            return torch.where(over, torch.zeros_like(delta), delta)
         short = _give_up_hardest(short, active & over)
 
 

@@ -77,8 +77,8 @@ class StepHook:
         del args, kwargs
         found = getattr(optimizer, "found_inf", None)
         if found is not None:
-            found = (found.detach() > 0).long()
-            self._skipped = found if self._skipped is None else self._skipped + found
+            found = found.detach() > 0
+            self._skipped = found.long() if self._skipped is None else self._skipped.add_(found)
         self._after()
 
 

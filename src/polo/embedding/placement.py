@@ -1,10 +1,10 @@
 """Where a mark sits in a live model: gathering its weights, adding to their gradients."""
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
+from polo.embedding.staging import Cut, Part, Stage, cut
 from polo.errors import WeightsError
 from polo.protocol.carrier import Carrier
 from polo.weights.checkpoint import canonical_names
@@ -13,18 +13,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-@dataclass(frozen=True)
-class _Part:
-    """The blocks of one parameter: which rows of the mark, which weights of the parameter."""
-
-    parameter: torch.nn.Parameter
-    rows: torch.Tensor
-    elements: torch.Tensor
-    blocks: torch.Tensor
-
-
 class Placement:
-    """The blocks of one mark inside a model's parameters."""
+    """The blocks of one mark inside a model's parameters.
+
+    Nothing here waits for the device, so a training loop can go ahead of it.
+    """
 
     def __init__(
         self,
@@ -40,67 +33,84 @@ class Placement:
             by_tensor.setdefault(where.tensor, []).append((row, where.element))
         self._parts = []
         for tensor, found in by_tensor.items():
-            parameter = parameters[carrier.layout.tensors[tensor].name]
-            rows, starts = (torch.tensor(column) for column in zip(*found, strict=True))
-            elements = starts[:, None] + torch.arange(self.block)
-            device = parameter.device
-            self._parts.append(
-                _Part(
-                    parameter,
-                    rows.to(device),
-                    elements.to(device),
-                    (starts // self.block).to(device),
-                )
-            )
+            name = carrier.layout.tensors[tensor].name
+            rows, starts = zip(*found, strict=True)
+            device = parameters[name].device
+            firsts = torch.tensor(starts).to(device)
+            self._parts.append((name, Part(parameters[name], rows, firsts, self.block)))
+        self._lay()
 
     @property
     def device(self) -> torch.device:
         """Where the mark is computed: the device of its first part."""
-        return self._parts[0].parameter.device
+        return self._parts[0][1].starts.device
 
     def gather(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """The mark's weights, as blocks × weights."""
-        values = torch.empty(self.count, self.block, dtype=dtype, device=self.device)
-        for part in self._parts:
-            picked = self._pick(part.parameter.detach(), part)
-            values[part.rows.to(self.device)] = picked.to(device=self.device, dtype=dtype)
-        return values
+        self._follow()
+        found = [piece.gather() for piece in self._pieces]
+        if self._order is None:
+            return found[0].to(dtype)
+        values = [rows.to(device=self.device, dtype=dtype) for rows in found]
+        return torch.cat(values).index_select(0, self._order)
 
     def add_to_gradients(self, gradient: torch.Tensor) -> None:
         """Add a gradient, as blocks × weights, to `p.grad` where there is one."""
-        for part in self._parts:
-            target = part.parameter.grad
-            if target is None or target.is_sparse:
-                continue
-            rows = gradient[part.rows.to(gradient.device)].to(target)
-            if target.is_contiguous():
-                view = target.view(-1)[: target.numel() // self.block * self.block]
-                view.view(-1, self.block).index_add_(0, part.blocks, rows)
-            else:
-                where = torch.unravel_index(part.elements, target.shape)
-                target.index_put_(where, rows, accumulate=True)
+        if self._order is None:
+            self._pieces[0].add(gradient)
+            return
+        for piece, rows in zip(self._pieces, self._rows, strict=True):
+            piece.add(gradient.index_select(0, rows))
 
     @torch.no_grad()
     def write(self, values: torch.Tensor) -> None:
         """Put weights, as blocks × weights, back into the model."""
-        for part in self._parts:
-            rows = values[part.rows.to(values.device)].to(part.parameter)
-            where = torch.unravel_index(part.elements, part.parameter.shape)
-            part.parameter.index_put_(where, rows)
+        for _, part in self._parts:
+            part.write(values[list(part.rows)])
 
     def rounded(self, values: torch.Tensor) -> torch.Tensor:
         """Weights as the parameters' own types would keep them, in double precision."""
         kept = values.clone()
-        for part in self._parts:
-            rows = part.rows.to(values.device)
+        for _, part in self._parts:
+            rows = list(part.rows)
             kept[rows] = values[rows].to(part.parameter.dtype).to(values.dtype)
         return kept
 
-    def _pick(self, tensor: torch.Tensor, part: _Part) -> torch.Tensor:
-        if tensor.is_contiguous():
-            view = tensor.view(-1)[: tensor.numel() // self.block * self.block]
-            return view.view(-1, self.block)[part.blocks]
-        return tensor[torch.unravel_index(part.elements, tensor.shape)]
+    def _lay(self) -> None:
+        """Find out what can be copied together."""
+        together: dict[tuple[torch.device, torch.dtype], list[Cut]] = {}
+        self._pieces: list[Stage | Part] = []
+        for _, part in self._parts:
+            found = cut(part)
+            if found is None:
+                self._pieces.append(part)
+            else:
+                kind = part.parameter.device, part.parameter.dtype
+                together.setdefault(kind, []).append(found)
+        self._pieces += [Stage(cuts) for cuts in together.values()]
+        self._seen = [part.parameter.data_ptr() for _, part in self._parts]
+        self._kinds = [_kind(part.parameter) for _, part in self._parts]
+        self._order: torch.Tensor | None = None
+        self._rows = [torch.tensor(piece.rows, device=self.device) for piece in self._pieces]
+        if len(self._pieces) > 1:
+            self._order = torch.cat(self._rows).argsort()
+
+    def _follow(self) -> None:
+        """Notice parameters whose memory is another than before, as after loading or moving."""
+        if self._seen == [part.parameter.data_ptr() for _, part in self._parts]:
+            return
+        for (name, part), kind in zip(self._parts, self._kinds, strict=True):
+            if _kind(part.parameter) != kind:
+                raise WeightsError(
+                    "this parameter was moved, cast or reshaped while the mark was pressed in",
+                    place=name,
+                    advice="Do so before attaching, or attach again afterwards.",
+                )
+        self._lay()
+
+
+def _kind(parameter: torch.nn.Parameter) -> tuple[torch.device, torch.dtype, torch.Size]:
+    return parameter.device, parameter.dtype, parameter.shape
 
 
 def parameters_of(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:

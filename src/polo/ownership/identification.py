@@ -21,6 +21,7 @@ from polo.weights.found_model import FoundModel
 
 if TYPE_CHECKING:
     from polo.ownership.aligned import Aligner
+    from polo.ownership.merged import Unmerger
 
 SCREEN_FROM = 4
 """Claimants from which on a screen pays."""
@@ -36,7 +37,7 @@ class Identification:
     It is no boolean, and using it as one raises: ask for `finding`.
 
     Attributes:
-        model: The found model.
+        model: The found model; empty if it was open already.
         description: What kind of file it is.
         claims: One for every claimant, the strongest first.
         screen: The quick look that came first; None if there was none.
@@ -95,22 +96,28 @@ class Identification:
 
 
 def identify(
-    model: str | Path,
+    model: str | Path | FoundModel,
     proofs: Sequence[str | Path],
     *,
     trust: Trust | Iterable[Trust] | None = None,
     align: bool = False,
+    base: str | Path | None = None,
     task: Any = None,
     listener: Listener | None = None,
 ) -> Identification:
     """Look for the marks of every proof in a found model.
 
     Args:
-        model: The found model: a safetensors or GGUF file, or a Hugging Face folder.
+        model: The found model: a safetensors or GGUF file, a Hugging Face folder, or one that is
+            open already.
         proofs: Proof folders or bundles, with their nonces.
         trust: Whose enrolments to accept; by default the user's own store.
         align: Where no claim stands, undo permutation, scaling and dummy neurons first, and
-            read again. Needs torch, the task, and a proof that kept older checkpoints.
+            read again. Needs torch, the task, and a proof that kept older checkpoints. Of an
+            adapter's proof: take the adapter out of the task's base, whatever basis it has.
+        base: The base model, a safetensors file, where a proof is of an adapter that may have been
+            merged; nothing but the base that the terms name is taken. Needs scipy and a proof
+            that kept older checkpoints.
         task: The task, or its name, for alignment; by default the one that the terms name.
         listener: Hears about progress.
 
@@ -119,14 +126,24 @@ def identify(
     """
     trusted = trusted_keys(TrustStore() if trust is None else trust)
     tell = listener or (lambda *_: None)
-    with open_found(Path(model)) as found:
-        search = _Search(found, trusted, len(proofs), aligner_for(task) if align else None)
+    with _reading(model) as found:
+        aligner = aligner_for(task) if align else None
+        unmerger = unmerger_for(base, task) if align or base else None
+        search = _Search(found, trusted, len(proofs), aligner, unmerger)
         claims = []
         for at, proof in enumerate(proofs):
             tell("looking for marks", at, len(proofs))
             claims.append(search.claim(Path(proof)))
         claims.sort(key=lambda claim: (claim.finding, claim.log2_p))
-        return Identification(str(model), found.description, tuple(claims), search.screen)
+        name = "" if isinstance(model, FoundModel) else str(model)
+        return Identification(name, found.description, tuple(claims), search.screen)
+
+
+def _reading(model: str | Path | FoundModel) -> contextlib.AbstractContextManager[FoundModel]:
+    """The found model, opened; what somebody else opened they also close."""
+    if isinstance(model, FoundModel):
+        return contextlib.nullcontext(model)
+    return open_found(Path(model))
 
 
 def aligner_for(task: Any) -> "Aligner":
@@ -141,6 +158,13 @@ def aligner_for(task: Any) -> "Aligner":
     return Aligner(task)
 
 
+def unmerger_for(base: str | Path | None, task: Any) -> "Unmerger":
+    """What takes merged adapters out of a model."""
+    from polo.ownership.merged import Unmerger
+
+    return Unmerger(Path(base) if base else None, task)
+
+
 class _Search:
     """One found model against many claimants."""
 
@@ -150,13 +174,15 @@ class _Search:
         trusted: dict[bytes, str],
         chains: int,
         aligner: "Aligner | None",
+        unmerger: "Unmerger | None",
     ) -> None:
         self._found = found
         self._trusted = trusted
         self._chains = chains
         self._aligner = aligner
+        self._unmerger = unmerger
         self._matcher = Matcher(found)
-        self._screening = chains >= SCREEN_FROM and aligner is None
+        self._screening = chains >= SCREEN_FROM and aligner is None and unmerger is None
         self.screen: Screen | None = None
 
     def claim(self, proof: Path) -> Claim:
@@ -186,7 +212,11 @@ class _Search:
         claim = self._read(claimant, blank, matching)
         if claim.finding is Finding.CLAIM or claim.problem:
             return claim
-        if _beside(self._found.tensors) and not _beside(claimant.carrier.names):
+        if _beside(claimant.carrier.names):
+            if self._unmerger:
+                return self._unmerger.better(claimant, self._found, claim)
+            return replace(claim, advice="If the adapter was merged: --base BASE.safetensors")
+        if _beside(self._found.tensors):
             problem = "adapters (LoRA) lie beside the weights, which alone are not the model"
             return replace(claim, problem=problem, advice="Merge them into the weights first.")
         if self._aligner:

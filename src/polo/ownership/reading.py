@@ -39,12 +39,12 @@ def read_mark(
     if not there:
         return ReadMark(derived.shard, Reading(0, 0), derived.live)
     values = np.array(list(there.values()), dtype=np.float64)
-    right = scheme(mark.scheme.name)(mark, _within_range(values), list(there))
+    right = scheme(mark.scheme.name).matches(mark, _within_range(values), list(there))
     return ReadMark(derived.shard, Reading(right.size, int(right.sum())), derived.live)
 
 
 def _group(mark: Mark, carrier: Carrier, source: WeightSource, group: int) -> Values | None:
-    """A group's weights; in a dense group missing blocks count as zero, and so read nothing."""
+    """A group's weights; in a group of several blocks missing ones count as zero."""
     per_group = len(mark.blocks) // mark.groups
     blocks = mark.blocks[group * per_group : (group + 1) * per_group]
     found = [_block(carrier, source, block) for block in blocks]

@@ -1,6 +1,9 @@
 """Obfuscation of a live model: which of its parameters get noise, and where. torch."""
 
+import os
+from collections import deque
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -9,6 +12,7 @@ from polo.privacy import obfuscation
 from polo.protocol.carrier import Carrier
 
 _NOISY = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_THREADS = 4
 
 
 @torch.no_grad()
@@ -28,18 +32,39 @@ def obfuscate_parameters(
     for block in blocks:
         where = carrier.locate(block)
         marked.setdefault(where.tensor, []).append(where.element)
-    for at, tensor in enumerate(carrier.layout.tensors):
-        parameter = parameters.get(tensor.name)
-        if parameter is None or not parameter.requires_grad or parameter.dtype not in _NOISY:
-            continue
+
+    def noisy(at: int, parameter: torch.nn.Parameter) -> torch.Tensor:
         starts = np.array(marked.get(at, []), dtype=np.intp)
         spared = (starts[:, None] + np.arange(carrier.block, dtype=np.intp)).reshape(-1)
-        noisy = obfuscation.obfuscate(
-            parameter.double().cpu().numpy().reshape(-1),
+        values = obfuscation.obfuscate(
+            parameter.detach().double().cpu().numpy().reshape(-1),
             seed=seed,
             tensor=at,
             fraction=fraction,
             sigma=sigma,
             spared=spared,
         )
-        parameter.copy_(torch.from_numpy(noisy).reshape(parameter.shape))
+        return torch.from_numpy(values).reshape(parameter.shape)
+
+    todo = [
+        (at, parameter)
+        for at, tensor in enumerate(carrier.layout.tensors)
+        if (parameter := parameters.get(tensor.name)) is not None
+        and parameter.requires_grad
+        and parameter.dtype in _NOISY
+    ]
+    threads = min(_THREADS, os.cpu_count() or 1)
+    ahead: deque[tuple[torch.nn.Parameter, Future[torch.Tensor]]] = deque()
+    with ThreadPoolExecutor(threads) as pool:
+        for at, parameter in todo:
+            ahead.append((parameter, pool.submit(noisy, at, parameter)))
+            # Few at a time: in double precision all of them may not fit into memory.
+            if len(ahead) > threads:
+                _put(*ahead.popleft())
+        while ahead:
+            _put(*ahead.popleft())
+
+
+@torch.no_grad()
+def _put(parameter: torch.nn.Parameter, values: "Future[torch.Tensor]") -> None:
+    parameter.copy_(values.result())

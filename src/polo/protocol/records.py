@@ -33,6 +33,7 @@ from polo.protocol.fields import (
 from polo.protocol.layout import MAX_BYTES, MAX_TENSORS
 
 MAX_SHARDS = 10_000
+MAX_FILES = 4 * MAX_SHARDS
 MAX_BITS = 2**17
 MAX_DENSE_WEIGHTS = 2**14
 LEAST_FRACTION = -(-MILLION // 256)
@@ -460,7 +461,7 @@ class Manifest(SignedRecord):
     start: Start = of(Nested(Start))
     shards: tuple[Shard, ...] = of(ListOf(Nested(Shard), MAX_SHARDS))
     retention: Retention = of(Nested(Retention))
-    files: tuple[File, ...] = of(ListOf(Nested(File), 4 * MAX_SHARDS))
+    files: tuple[File, ...] = of(ListOf(Nested(File), MAX_FILES))
     finished: bool = of(Boolean())
     outside: int = of(_COUNT)
     transfer: bytes | None = of(Nullable(_HASH))

@@ -1,6 +1,7 @@
 """The object a trainer holds."""
 
 from polo.prover.monitor import EmbeddingWarning
-from polo.prover.prover import Progress, Proof, Prover
+from polo.prover.prover import Prover
+from polo.prover.results import Progress, Proof
 
 __all__ = ["EmbeddingWarning", "Progress", "Proof", "Prover"]

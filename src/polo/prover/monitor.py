@@ -2,14 +2,21 @@
 
 import logging
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from polo.errors import ChainError
 from polo.protocol.detection import Reading
 from polo.protocol.records import Terms
 
 logger = logging.getLogger("polo.prover")
 
 PATIENCE = 3
+_IDLE = "the optimizer that was attached has made no step in {}"
+_IDLE_ADVICE = (
+    "Is its step() called, and after attach()? If a GradScaler skips every step, the loss is not "
+    "finite: look for NaN, or lower the scale it starts with."
+)
 
 
 class EmbeddingWarning(UserWarning):
@@ -23,10 +30,40 @@ class Monitor:
     terms: Terms
     patience: int = PATIENCE
     _readings: list[Reading] = field(default_factory=list)
+    _seen: tuple[int, int] = (0, 0)
+    _idle: int = 0
+
+    def epoch(self, steps: int, total: int, trained: Callable[[], bool]) -> None:
+        """Tell a trainer whose optimizer makes no steps: nothing is harmed, and nothing proved.
+
+        Args:
+            steps: Steps of the current shard, without those that a scaler skipped.
+            total: Steps of the whole chain, with them.
+            trained: Whether the weights are others than at the beginning of the shard.
+        """
+        if steps > self._seen[0]:
+            self._idle = 0
+            return
+        self._idle += 1
+        if not steps and total == self._seen[1] and trained():
+            raise ChainError(
+                "the weights have changed, but the optimizer that was attached has made no step",
+                advice="Attach the optimizer whose step() you call: prover.attach(model, "
+                "optimizer). Was it made anew, copied or wrapped after attach()?",
+            )
+        if self._idle > 1:
+            raise ChainError(_IDLE.format("two epochs"), advice=_IDLE_ADVICE)
+        told = f"{_IDLE.format('this epoch')}. {_IDLE_ADVICE}"
+        warnings.warn(told, EmbeddingWarning, stacklevel=4)
+
+    def checked(self, steps: int, total: int) -> None:
+        """Note the steps at the end of an epoch; not if it has to be tried again."""
+        self._seen = (steps, total)
 
     def sealed(self) -> None:
         """Start over with the next shard."""
         self._readings.clear()
+        self._seen = (0, self._seen[1])
 
     def waiting(self, shard: int, reading: Reading) -> None:
         """Note an epoch after which the shard could not be sealed."""
@@ -35,7 +72,7 @@ class Monitor:
         # After 3, 6, 12, … checks: with checks every few steps there may be thousands.
         rounds, early = divmod(len(self._readings), self.patience)
         if not early and rounds.bit_count() == 1:
-            warnings.warn(self._advice(shard), EmbeddingWarning, stacklevel=4)
+            warnings.warn(self._advice(shard), EmbeddingWarning, stacklevel=5)
 
     def _advice(self, shard: int) -> str:
         scheme, goal = self.terms.scheme, self.terms.thresholds.embed / 1e6

@@ -85,6 +85,21 @@ class Recording:
         self._recording().start()
         self._seed(0)
 
+    def check(self) -> None:
+        """Refuse an optimizer that has come to train otherwise than the recipe says."""
+        self.recipe.check_optimizer(self._optimizer, self._model)
+
+    def check_pace(self) -> None:
+        """Refuse an epoch in which batches were passed over: each step is for one batch."""
+        if count := self.sampler.passed_over():
+            raise ChainError(
+                f"{count} batches of this epoch had no step of their own; replay makes one step "
+                "for every batch, so this shard could not be run again",
+                advice="Do not accumulate gradients: a larger batch belongs into the terms' "
+                "recipe. Leave out a GradScaler, which skips steps: bfloat16 needs none. The "
+                "sealed shards are safe; close() and start again on the same store.",
+            )
+
     def before_step(self, step: int) -> None:
         """Set the rate of a step of the whole chain."""
         self.recipe.set_rate(self._optimizer, step)

@@ -108,6 +108,11 @@ class Digits:
         cross_entropy(guesses, batch["label"].to(device)).backward()
         optimizer.step()
 
+    def refused(self, batch: Mapping[str, torch.Tensor]) -> str:
+        """Labels that are no digit."""
+        label = batch["label"]
+        return "" if bool(((label >= 0) & (label < 10)).all()) else "a label that is no digit"
+
     def train_epoch(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, batch_size: int = 64
     ) -> None:

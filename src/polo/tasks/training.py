@@ -1,7 +1,8 @@
 """What a task offers beyond `Task` where training itself is checked.
 
-Both interfaces belong to the verifier, like the task: level `replay` runs `train_step` on the
-prover's opened samples, level `progress` takes the gradient of `held_out_loss`.
+All interfaces belong to the verifier, like the task: level `replay` runs `train_step` on the
+prover's opened samples, unless the task has them `refused`; level `progress` takes the gradient of
+`held_out_loss`.
 """
 
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ from polo.protocol.effort import Column
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Column", "HeldOut", "Trainable"]
+__all__ = ["Column", "HeldOut", "Screening", "Trainable"]
 
 
 @runtime_checkable
@@ -36,6 +37,18 @@ class Trainable(Protocol):
         The model is put into training mode and the batch moved to the model's device. Whatever
         is drawn at random comes from the global generators, which were seeded for this step;
         `torch.initial_seed()` tells with what.
+        """
+
+
+@runtime_checkable
+class Screening(Protocol):
+    """A task that says which samples nobody can have trained on honestly."""
+
+    def refused(self, batch: Mapping[str, "torch.Tensor"]) -> str:
+        """What is wrong with samples that were shown, in a few words; empty if nothing is.
+
+        Refuse what the loss leaves out and honest data do not hold, such as labels that are no
+        class: whoever trains on such samples need not pass them through the model.
         """
 
 

@@ -11,6 +11,7 @@ from polo.protocol.layout import Layout
 from polo.protocol.records import Manifest
 from polo.tasks import Task
 from polo.verifier.policy import Policy
+from polo.weights.base import base_root
 from polo.weights.checkpoint import checkpoint_of
 from polo.weights.files import FileCheckpoint
 from polo.weights.hashing import commit
@@ -106,7 +107,24 @@ def model_of(
     model = found.build_model()
     if checkpoint_of(model).layout != layout:
         raise TaskError("the task's model has another layout than the terms")
+    check_base(manifest, model)
     return found, model
+
+
+def check_base(manifest: Manifest, model: "torch.nn.Module") -> None:
+    """Refuse a task whose model does not stand on the base that the terms name."""
+    named, there = manifest.terms.base, base_root(model)
+    if named == there:
+        return
+    if named is None:
+        raise TaskError("the task's model is an adapter, and the terms name no base for it")
+    wanted = f"an adapter on the base {named.hex()[:16]}…"
+    if there is None:
+        raise TaskError(f"the terms are about {wanted}, and the task's model has no base")
+    raise TaskError(
+        f"the terms are about {wanted}; the task here stands on {there.hex()[:16]}…",
+        advice="Give the task the very base model that the terms were made for.",
+    )
 
 
 def obstacle(name: str, error: Exception) -> Check:

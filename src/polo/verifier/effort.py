@@ -10,7 +10,8 @@ from polo.protocol.carrier import Carrier
 from polo.protocol.records import Manifest, Nonce
 from polo.storage.folder import ProofFolder
 from polo.tasks import Task
-from polo.weights.checkpoint import Checkpoint
+from polo.weights.checkpoint import Checkpoint, HeldCheckpoint
+from polo.weights.files import FileCheckpoint
 
 __all__ = ["KNOWN", "Effort", "Request", "effort_of"]
 
@@ -49,8 +50,8 @@ class Effort:
         """A checkpoint that cannot change between two looks at it, where levels look at it."""
         if not self._levels:
             return checkpoint
-        from polo.evidence.replay.shown import HeldCheckpoint
-
+        if isinstance(checkpoint, FileCheckpoint):
+            return checkpoint.held()
         return HeldCheckpoint.copy_of(checkpoint)
 
     def see(self, number: int, checkpoint: Checkpoint) -> Iterator[Check]:

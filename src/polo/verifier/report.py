@@ -36,6 +36,7 @@ _FACTS = {
     "scheme": "Watermark",
     "shards": "Shards",
     "start": "Start",
+    "base": "Base model of the adapter",
     "bundle": "What was shown",
     "final_root": "Root of the last checkpoint",
     "issued": "Enrolled",

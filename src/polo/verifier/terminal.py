@@ -75,8 +75,9 @@ class _Page:
         self._owners(verdict)
         self._problems(verdict, brief=not rows)
         for check in verdict.of(Status.PASSED):
-            if check.name == "delivered":
-                self._line(("✓ ", "green"), (f"{check.place}: {check.detail}", ""))
+            if check.name in ("base", "delivered"):
+                what = check.place or check.name
+                self._line(("✓ ", "green"), (f"{what}: {check.detail}", ""))
         for check in verdict.of(Status.NOTE):
             if check.name == "residual" or is_shard_note(check):
                 continue

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from polo._version import __version__
 from polo.checks import Check, Status, counted, problem
-from polo.errors import FormatError, PoloError, StoreError
+from polo.errors import FormatError, PoloError, StoreError, TermsError
 from polo.evidence import start
 from polo.keys import Ed25519Verifier, Trust, TrustStore, trusted_keys
 from polo.protocol import canonical, chain, signing
@@ -37,7 +37,7 @@ from polo.verifier.policy import Policy
 from polo.verifier.verdict import Owner, Verdict, described
 from polo.watermark.mark import carrier_of, derive
 from polo.watermark.reading import OpenedCheckpoint, read, values_of
-from polo.watermark.schemes import SCHEMES
+from polo.watermark.schemes import scheme
 from polo.weights.checkpoint import Checkpoint
 from polo.weights.hashing import commit
 
@@ -173,6 +173,8 @@ class _Run:
             yield check
         yield from self._structure(manifest)
         yield from self._marks(folder, manifest, carrier, damaged)
+        if manifest.terms.base is not None:
+            yield self._base(manifest, layout, manifest.terms.base)
         if self._shown is None:
             yield from self._weights(folder, manifest, carrier, damaged, model)
         elif model:
@@ -224,6 +226,7 @@ class _Run:
             "metric": terms.task.metric,
             "shards": len(manifest.shards),
             "start": terms.start.kind,
+            **({"base": terms.base.hex()} if terms.base else {}),
             "bits": terms.scheme.bits,
             "scheme": f"{terms.scheme.name}, {terms.scheme.key} keys, {terms.scheme.bits} bits",
             "eta_verify": str(terms.thresholds.verify / 1e6),
@@ -340,10 +343,10 @@ class _Run:
         self, folder: ProofFolder, manifest: Manifest, carrier: Carrier, damaged: set[str]
     ) -> Iterator[Check]:
         """Every mark, newest to oldest, each from its opening or its checkpoint."""
-        scheme = manifest.terms.scheme.name
-        if scheme not in SCHEMES:
-            detail = f"the scheme {scheme!r} is unknown; this release reads {', '.join(SCHEMES)}"
-            yield Check("mark", Status.UNDECIDED, detail)
+        try:
+            scheme(manifest.terms.scheme.name)
+        except TermsError as error:
+            yield Check("mark", Status.UNDECIDED, str(error), advice=error.advice)
             return
         if self.bundle and self.bundle.kind == "public":
             detail = "the marks were not checked, since a public bundle shows no nonce"
@@ -485,7 +488,7 @@ class _Run:
 
     def _effort(self, folder: ProofFolder, manifest: Manifest, carrier: Carrier) -> Effort:
         """The levels of effort that the terms ask for."""
-        asked = [level for level in self.levels if level in KNOWN]
+        asked = self._asked()
         if not asked:
             return Effort({})
         try:
@@ -526,6 +529,22 @@ class _Run:
                 found = [accuracy.obstacle("start", error)]
             yield from found
 
+    def _base(self, manifest: Manifest, layout: Layout, base: bytes) -> Check:
+        """Whether the verifier's own task has the base that the terms name."""
+        root = f"{base.hex()[:16]}…"
+        if self._shown is not None or (self._policy.accuracy == "none" and not self._asked()):
+            detail = f"the proof is of an adapter on the base {root}, which was not looked at"
+            return Check("base", Status.NOTE, detail)
+        try:
+            accuracy.model_of(manifest, layout, self._task)
+        except Exception as error:  # The task is the verifier's own and may fail as it likes.
+            return accuracy.obstacle("base", error)
+        return Check("base", Status.PASSED, f"the task's own base is {root}, as the terms say")
+
+    def _asked(self) -> list[str]:
+        """Levels of effort that the terms ask for and that are checked here."""
+        return [level for level in self.levels if level in KNOWN]
+
     def _remarks(self, manifest: Manifest) -> Iterator[Check]:
         """What a reader should know, and what this release cannot check."""
         terms = manifest.terms
@@ -551,9 +570,6 @@ class _Run:
                 f"{manifest.outside} optimizer steps after the last shard are outside the proof"
             )
             yield Check("closing", Status.NOTE, detail)
-        if terms.base is not None:
-            detail = "the terms bind base, which this release cannot check"
-            yield Check("evidence", Status.UNDECIDED, detail)
         yield from self._unchecked(manifest)
 
     def _unchecked(self, manifest: Manifest) -> Iterator[Check]:

@@ -5,7 +5,10 @@ from dataclasses import dataclass
 
 from polo.errors import TermsError
 from polo.protocol.detection import MILLION
-from polo.protocol.layout import Layout
+from polo.protocol.layout import Layout, Tensor
+from polo.watermark import schemes
+from polo.watermark.fedipr import Fedipr
+from polo.watermark.fedipr_kernel import FediprKernel
 from polo.weights import carriers
 
 LOADS = (125_000, 250_000, 500_000)
@@ -13,6 +16,9 @@ LOADS = (125_000, 250_000, 500_000)
 
 COMFORTABLE_SHARE = 0.5
 """A mark in more than half of the carrier's blocks overwrites much of the mark before it."""
+
+ROOMIER = {Fedipr.name: FediprKernel.name}
+"""What to advise where a scheme that wants rare tensors does not find enough of them."""
 
 
 @dataclass(frozen=True)
@@ -23,11 +29,15 @@ class Capacity:
         judged: Every tensor, with the reason where it cannot carry.
         block: Weights per block.
         blocks: Blocks of all tensors that can.
+        scheme: The scheme that it was judged for.
+        together: Blocks that the scheme takes together; a mark has a multiple of them.
     """
 
     judged: tuple[carriers.Suitability, ...]
     block: int
     blocks: int
+    scheme: str = "ednn"
+    together: int = 1
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -36,17 +46,17 @@ class Capacity:
 
     def bits_at(self, load: int) -> int:
         """Most bits of one mark at a load in millionths."""
-        return self.blocks * (self.block * load // MILLION)
+        return self.blocks // self.together * self.together * (self.block * load // MILLION)
 
     def objection(self, bits: int, load: int) -> str:
         """Why a mark of this size does not fit; empty if it does."""
         per_block = self.block * load // MILLION
         if not self.blocks:
-            return "no tensor of this model can carry a mark"
+            return f"no tensor of this model can carry a mark of the scheme {self.scheme}"
         if not 0 < load <= MILLION or not per_block:
             return f"a load of {load / MILLION:g} leaves a block of {self.block} weights no bit"
-        if bits <= 0 or bits % per_block:
-            return f"{bits} bits are no multiple of the {per_block} that a block carries"
+        if bits <= 0 or bits % (per_block * self.together):
+            return f"{bits} bits are no multiple of the {self._step(load)}"
         if bits > self.bits_at(load):
             return (
                 f"{bits} bits do not fit: at a load of {load / MILLION:g} bits per weight "
@@ -56,26 +66,58 @@ class Capacity:
 
     def advice(self, bits: int, load: int) -> str:
         """What would make a mark of this size fit, or another one."""
+        roomier = ROOMIER.get(self.scheme)
+        other = f" Or use the scheme {roomier}, which sits in weight matrices." if roomier else ""
         if not self.blocks:
-            return "Use a model with larger trained weight matrices, or smaller blocks."
-        per_block = self.block * load // MILLION
-        if not per_block:
+            what = "scales of norm layers" if roomier else "weight matrices"
+            return f"Use a model with larger trained {what}, or smaller blocks.{other}"
+        step = self.block * load // MILLION * self.together
+        if not step:
             return f"Use a load of at least {1 / self.block:g} bits per weight."
         if bits <= self.bits_at(load):
-            return f"Ask for {max(per_block, bits // per_block * per_block)} bits."
-        fitting = [other for other in LOADS if other > load and self.bits_at(other) >= bits]
+            return f"Ask for {max(step, bits // step * step)} bits."
+        fitting = [more for more in LOADS if more > load and self.bits_at(more) >= bits]
         if fitting:
-            return f"It would fit at a load of {fitting[0] / MILLION:g}."
-        return f"Ask for at most {self.bits_at(load)} bits, or carry the mark in more tensors."
+            return f"It would fit at a load of {fitting[0] / MILLION:g}.{other}"
+        return (
+            f"Ask for at most {self.bits_at(load)} bits, or carry the mark in more tensors.{other}"
+        )
 
     def share(self, bits: int, load: int) -> float:
         """Part of the carrier's blocks that one mark takes."""
         return bits / self.bits_at(load) if self.bits_at(load) else float("inf")
 
+    def _step(self, load: int) -> str:
+        per_block = self.block * load // MILLION
+        if self.together == 1:
+            return f"{per_block} that a block carries"
+        return f"{per_block * self.together} that {self.together} blocks carry together"
 
-def capacity(layout: Layout, *, block: int, trainable: Collection[str] | None = None) -> Capacity:
-    """Judge a layout."""
+
+def capacity(
+    layout: Layout,
+    *,
+    block: int,
+    trainable: Collection[str] | None = None,
+    scheme: str = "ednn",
+    norms: Collection[str] | None = None,
+) -> Capacity:
+    """Judge a layout.
+
+    Args:
+        layout: The layout.
+        block: Weights per block.
+        trainable: Names of the tensors that are trained; None if not known.
+        scheme: The scheme whose marks it is to carry.
+        norms: Names of the tensors that are scales of norm layers; None if not known.
+    """
     if not 16 <= block <= 2048 or block & (block - 1):
         raise TermsError(f"blocks of {block} weights; use a power of two from 16 to 2048")
-    judged = tuple(carriers.assess(layout, block=block, trainable=trainable))
-    return Capacity(judged, block, sum(j.tensor.elements // block for j in judged if j.carries))
+    own = schemes.scheme(scheme)
+
+    def objection(tensor: Tensor) -> str:
+        return own.objection(tensor, norm=None if norms is None else tensor.name in norms)
+
+    judged = tuple(carriers.assess(layout, block=block, objection=objection, trainable=trainable))
+    blocks = sum(item.tensor.elements // block for item in judged if item.carries)
+    return Capacity(judged, block, blocks, scheme, own.together)

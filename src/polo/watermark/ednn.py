@@ -8,12 +8,16 @@ Specification: docs/protocol.md, section 7.4.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from polo.watermark.mark import Mark
+from polo.protocol.layout import Tensor
+from polo.watermark.interface import Defaults, matrices_only
+
+if TYPE_CHECKING:
+    from polo.watermark.mark import Mark
 
 FRACTION_BITS = 40
 MAX_UNITS = 2**48
@@ -23,14 +27,47 @@ _SPLIT = 24
 _ROWS = 256
 
 
+class Ednn:
+    """See `polo.watermark.schemes.Scheme`."""
+
+    name = "ednn"
+    together = 1
+    defaults = Defaults()
+    precision = frozenset({"F16", "BF16"})
+
+    def matches(
+        self, mark: "Mark", values: NDArray[np.floating[Any]], groups: Sequence[int]
+    ) -> NDArray[np.bool_]:
+        """Which bits match, by group and bit."""
+        return matches(mark, values, groups)
+
+    def objection(self, tensor: Tensor, *, norm: bool | None) -> str:
+        """Why a tensor may not carry; empty if it may."""
+        del norm
+        return matrices_only(tensor)
+
+
 def matches(
-    mark: Mark, values: NDArray[np.floating[Any]], groups: Sequence[int]
+    mark: "Mark", values: NDArray[np.floating[Any]], groups: Sequence[int]
 ) -> NDArray[np.bool_]:
-    """Which bits match, by group and bit; see `polo.watermark.schemes.Scheme`."""
+    """Which bits match where each is the sign of a signed sum over its group."""
     units = fixed_point(values).reshape(len(groups), mark.group_weights)
-    sums = np.stack([signed_sums(mark.signs(g), row) for g, row in zip(groups, units, strict=True)])
-    right: NDArray[np.bool_] = np.where(mark.bits[list(groups)], sums > 0, sums < 0)
-    return right
+    return matching(mark, units, groups)
+
+
+def matching(mark: "Mark", units: NDArray[np.int64], groups: Sequence[int]) -> NDArray[np.bool_]:
+    """Which bits match, given what the key's columns stand for: integers, groups × columns."""
+    columns = units.shape[1]
+    pairs = zip(groups, units, strict=True)
+    return right(
+        mark, np.stack([signed_sums(mark.signs(g, columns), row) for g, row in pairs]), groups
+    )
+
+
+def right(mark: "Mark", sums: NDArray[np.int64], groups: Sequence[int]) -> NDArray[np.bool_]:
+    """Which signs, by group and bit, are those of the mark; zero never is."""
+    found: NDArray[np.bool_] = np.where(mark.bits[list(groups)], sums > 0, sums < 0)
+    return found
 
 
 def fixed_point(values: NDArray[np.floating[Any]]) -> NDArray[np.int64]:
@@ -44,7 +81,7 @@ def fixed_point(values: NDArray[np.floating[Any]]) -> NDArray[np.int64]:
 def signed_sums(signs: NDArray[np.int8], units: NDArray[np.int64]) -> NDArray[np.int64]:
     """Exact products of a group's signs (bits × weights) with its weights.
 
-    High and low halves go through float64 matrix products: with at most 2^14 weights of 2^24
+    High and low halves go through float64 matrix products: with at most 2^14 weights of 2^26
     each every partial sum stays far below 2^53, where float64 is exact.
     """
     low = (units & (2**_SPLIT - 1)).astype(np.float64)

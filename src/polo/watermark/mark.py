@@ -1,7 +1,8 @@
 """A derived mark as arrays: where it sits, which bits it has, which key reads them.
 
-A mark is laid out in *groups*. With block keys every block is a group: its own weights, its
-own few bits, its own small key. With a dense key all blocks together are one group.
+A mark is laid out in *groups*. With block keys every block, or every few blocks where the scheme
+takes several together, is a group: its own weights, its own few bits, its own small key. With a
+dense key all blocks together are one group.
 """
 
 from dataclasses import dataclass
@@ -10,11 +11,12 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from polo.errors import CapacityError
+from polo.errors import CapacityError, TermsError
 from polo.protocol import derivation
 from polo.protocol.carrier import Carrier
 from polo.protocol.layout import Layout
 from polo.protocol.records import SchemeTerms, Terms
+from polo.watermark import schemes
 
 
 @dataclass(frozen=True)
@@ -31,10 +33,12 @@ class Mark:
     blocks: tuple[int, ...]
     seed: bytes
 
-    @property
+    @cached_property
     def groups(self) -> int:
         """Number of groups."""
-        return len(self.blocks) if self.scheme.key == "block" else 1
+        if self.scheme.key == "dense":
+            return 1
+        return len(self.blocks) // schemes.scheme(self.scheme.name).together
 
     @property
     def group_bits(self) -> int:
@@ -53,17 +57,19 @@ class Mark:
         flat = np.unpackbits(raw, bitorder="little")[: self.scheme.bits]
         return flat.astype(np.bool_).reshape(self.groups, self.group_bits)
 
-    def signs(self, group: int) -> NDArray[np.int8]:
-        """K of one group, ±1, by bit and weight."""
-        count = self.group_bits * self.group_weights
+    def signs(self, group: int, columns: int | None = None) -> NDArray[np.int8]:
+        """K of one group, ±1, by bit and column; by default a column is a weight."""
+        columns = self.group_weights if columns is None else columns
+        count = self.group_bits * columns
         raw = np.frombuffer(derivation.key(self.seed, group, count), dtype=np.uint8)
         flat = np.unpackbits(raw, bitorder="little")[:count]
         plus_minus = flat.astype(np.int8) * 2 - 1
-        return plus_minus.reshape(self.group_bits, self.group_weights)
+        return plus_minus.reshape(self.group_bits, columns)
 
 
 def carrier_of(terms: Terms, layout: Layout) -> Carrier:
     """The carrier that the terms name, refused if it cannot hold one mark."""
+    _check_groups(terms.scheme)
     carrier = Carrier(layout, terms.carrier, terms.scheme.block)
     if carrier.blocks < terms.scheme.blocks:
         raise CapacityError(
@@ -72,6 +78,20 @@ def carrier_of(terms: Terms, layout: Layout) -> Carrier:
             advice="Enrol with fewer bits, a higher load, or more carrier tensors.",
         )
     return carrier
+
+
+def _check_groups(terms: SchemeTerms) -> None:
+    """Refuse a mark whose blocks make no whole groups."""
+    try:
+        together = schemes.scheme(terms.name).together
+    except TermsError:
+        # An unknown scheme is no fault of the terms: who wants to read it will be told.
+        return
+    if terms.blocks % together:
+        raise TermsError(
+            f"a mark of {terms.blocks} blocks; the scheme {terms.name} takes {together} together",
+            advice=f"Ask for a multiple of {together * terms.bits_per_block} bits.",
+        )
 
 
 def derive(terms: Terms, carrier: Carrier, seed: bytes) -> Mark:

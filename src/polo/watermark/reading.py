@@ -18,7 +18,7 @@ from polo.weights.checkpoint import Checkpoint
 
 def read(mark: Mark, values: NDArray[np.floating[Any]]) -> Reading:
     """Read a mark out of its weights, given as blocks × weights."""
-    right = scheme(mark.scheme.name)(mark, values, range(mark.groups))
+    right = scheme(mark.scheme.name).matches(mark, values, range(mark.groups))
     return Reading(mark.scheme.bits, int(right.sum()))
 
 

@@ -1,40 +1,53 @@
 """The reading half of every scheme, by the name that terms use.
 
 A scheme says which bits of a mark match the weights that carry it. The pressing half, which
-needs torch, is registered under the same name in `polo.embedding.presses`.
+needs torch, is registered under the same name in `polo.embedding.presses`. Other packages offer
+schemes by the entry-point group `polo.schemes`: a class or an object with the interface `Scheme`,
+under the name that terms use. A proof can only name what the verifier has installed.
 """
 
-from collections.abc import Sequence
-from typing import Any, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+import functools
 
 from polo.errors import TermsError
-from polo.watermark import ednn
-from polo.watermark.mark import Mark
+from polo.watermark.ednn import Ednn
+from polo.watermark.ednn_mean import EdnnMean
+from polo.watermark.fedipr import Fedipr
+from polo.watermark.fedipr_kernel import FediprKernel
+from polo.watermark.interface import Defaults, Scheme
+from polo.watermark.offers import offered, offers
+from polo.watermark.riga import Riga
+from polo.watermark.signed import Signed
 
+__all__ = ["GROUP", "SCHEMES", "Defaults", "Scheme", "scheme"]
 
-class Scheme(Protocol):
-    """Reads marks."""
+GROUP = "polo.schemes"
 
-    def __call__(
-        self, mark: Mark, values: NDArray[np.floating[Any]], groups: Sequence[int]
-    ) -> NDArray[np.bool_]:
-        """Which bits match, by group and bit.
-
-        Args:
-            mark: The mark.
-            values: Weights of these groups, blocks in the mark's order, as blocks × weights.
-            groups: Which groups of the mark to read; each can be read alone.
-        """
-
-
-SCHEMES: dict[str, Scheme] = {"ednn": ednn.matches}
+SCHEMES: dict[str, Scheme] = {
+    found.name: found for found in (Ednn(), EdnnMean(), Fedipr(), FediprKernel(), Riga(), Signed())
+}
+"""Schemes that are built in. No other package can take one of their names."""
 
 
 def scheme(name: str) -> Scheme:
-    """The scheme that terms call by this name."""
-    if name not in SCHEMES:
-        raise TermsError(f"the scheme {name!r} is unknown; this release reads {', '.join(SCHEMES)}")
-    return SCHEMES[name]
+    """The scheme that terms call by this name.
+
+    Raises:
+        TermsError: There is none here, or the package that offers it is broken.
+    """
+    return SCHEMES[name] if name in SCHEMES else _offered(name)
+
+
+@functools.lru_cache(maxsize=64)
+def _offered(name: str) -> Scheme:
+    found = offered(GROUP, name)
+    if found is None:
+        known = ", ".join([*SCHEMES, *offers(GROUP)])
+        raise TermsError(
+            f"the scheme {name!r} is unknown; here are {known}",
+            advice=f"Install the package that offers it (entry-point group {GROUP}).",
+        )
+    if not isinstance(found.item, Scheme) or found.item.name != name:
+        raise found.broken("it is no polo.watermark.schemes.Scheme of that name")
+    if not isinstance(found.item.defaults, Defaults) or found.item.together < 1:
+        raise found.broken("its `defaults` or `together` are not what Scheme asks for")
+    return found.item

@@ -5,8 +5,9 @@ use. Here is the one for weights in memory (a module's state dict, on any device
 `polo.weights.files` has the one for files.
 """
 
+import itertools
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -45,20 +46,28 @@ def unwrapped(name: str) -> str:
 
 
 def canonical_names(names: list[str]) -> dict[str, str]:
-    """Each name without what wrappers put into it (compile, DDP, FSDP, checkpointing).
+    """Each name without what wrappers put into it (compile, DDP, FSDP, opacus, checkpointing).
 
     >>> canonical_names(["module._orig_mod.fc.weight"])
     {'module._orig_mod.fc.weight': 'fc.weight'}
     """
     bare = {name: unwrapped(name) for name in names}
-    while bare and all(name.startswith("module.") for name in bare.values()):
-        bare = {name: short.removeprefix("module.") for name, short in bare.items()}
+    while prefix := _common_wrapper(bare.values()):
+        bare = {name: short.removeprefix(prefix) for name, short in bare.items()}
     seen: dict[str, str] = {}
     for name, short in bare.items():
         if other := seen.get(short):
             raise WeightsError(f"{other!r} and {name!r} both mean this tensor", place=short)
         seen[short] = name
     return bare
+
+
+def _common_wrapper(names: Collection[str]) -> str:
+    """What a wrapper put in front of all names; empty if there is none."""
+    for prefix in ("module.", "_module."):
+        if names and all(name.startswith(prefix) for name in names):
+            return prefix
+    return ""
 
 
 class MemoryCheckpoint:
@@ -183,3 +192,48 @@ def _row_major(value: "torch.Tensor", start: int, stop: int) -> "torch.Tensor":
             parts.append(_row_major(value[row], at, at + end - start))
         start = end
     return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+
+class HeldCheckpoint:
+    """A checkpoint whose bytes are in memory, tensor after tensor without gaps.
+
+    Args:
+        layout: The layout.
+        data: The bytes.
+
+    Attributes:
+        layout: The layout.
+        data: The bytes.
+    """
+
+    def __init__(self, layout: Layout, data: bytes | bytearray) -> None:
+        self.layout = layout
+        self.data = memoryview(data)
+
+    @classmethod
+    def copy_of(cls, checkpoint: Checkpoint) -> "HeldCheckpoint":
+        """A copy of a checkpoint that may change."""
+        layout = checkpoint.layout
+        data = bytearray(layout.size)
+        for at, (tensor, start) in enumerate(zip(layout.tensors, layout.offsets, strict=True)):
+            data[start : start + tensor.size] = checkpoint.read(at, 0, tensor.size)
+        return cls(layout, data)
+
+    def read(self, tensor: int, start: int, stop: int) -> memoryview:
+        """Bytes `start` to `stop` of a tensor's canonical bytes."""
+        at = self.layout.offsets[tensor]
+        return self.data[at + start : at + stop]
+
+    def not_finite(self) -> str:
+        """The name of the first tensor with a value that is no finite number; empty if none has."""
+        for kind, run in itertools.groupby(
+            zip(self.layout.tensors, self.layout.offsets, strict=True), lambda item: item[0].dtype
+        ):
+            # Neighbours of one type at once: most tensors of a network are small.
+            members = list(run)
+            start, (last, at) = members[0][1], members[-1]
+            if not dtypes.is_finite(self.data[start : at + last.size], kind):
+                for tensor, at in members:
+                    if not dtypes.is_finite(self.data[at : at + tensor.size], kind):
+                        return tensor.name
+        return ""

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, NoReturn, Self
 from polo.errors import FormatError, LimitError, StoreError, WeightsError
 from polo.protocol.canonical import MAX_VALUES
 from polo.protocol.layout import CHUNK_BYTES, Layout, Tensor
-from polo.weights.checkpoint import Checkpoint
+from polo.weights.checkpoint import Checkpoint, HeldCheckpoint
 
 MAX_HEADER = 32 * 2**20
 _UNSTORABLE = ("C32", "C128")
@@ -117,6 +117,19 @@ class FileCheckpoint:
         """Bytes `start` to `stop` of a tensor's canonical bytes."""
         at = self._start + self._offsets[tensor] + start
         return read_span(self._file, at, at + stop - start, place=str(self._path))
+
+    def held(self) -> HeldCheckpoint:
+        """The whole checkpoint in memory, read in one go."""
+        if self._offsets != list(self._layout.offsets):
+            return HeldCheckpoint.copy_of(self)
+        data, done = bytearray(self._layout.size), 0
+        with memoryview(data) as room:
+            while done < len(data):
+                more = os.preadv(self._file.fileno(), [room[done:]], self._start + done)
+                if not more:
+                    raise FormatError("is shorter than its layout", place=str(self._path))
+                done += more
+        return HeldCheckpoint(self._layout, data)
 
     def close(self) -> None:
         """Close the file."""

@@ -44,6 +44,8 @@ def overwrite(
     bits: int = 256,
     strength: float = 0.01,
     momentum: float = 0.9,
+    scheme: str = "ednn",
+    load: float | None = None,
 ) -> Overwritten:
     """Run a chain of the thief's own on a copy of the stolen model, a shard an epoch.
 
@@ -58,9 +60,13 @@ def overwrite(
         bits: Bits of the thief's marks.
         strength: λ of the thief's marks; ten times the default.
         momentum: The momentum.
+        scheme: The scheme of the thief's marks.
+        load: Their bits per weight of a block; by default the scheme's own.
     """
     stolen, thief = copy.deepcopy(model), Identity.generate()
-    terms = make_terms(task, bits=bits, strength=strength, fewest_shards=1)
+    terms = make_terms(
+        task, scheme=scheme, bits=bits, strength=strength, load=load, fewest_shards=1
+    )
     issued = enrol(terms, identity=thief.public_key, issuer=issuer)
     optimizer = torch.optim.SGD(stolen.parameters(), lr=learning_rate, momentum=momentum)
     prover = Prover(issued, key=thief, store=store)

@@ -3,6 +3,7 @@
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,9 @@ from polo.evidence.replay import challenge as drawing
 from polo.evidence.replay.timeline import Timeline
 from polo.protocol.challenge import Challenge
 from polo.storage.folder import ProofFolder
+from polo.tasks import Task
 from polo_lab.effort.case import LEVELS, Attempt, Case
+from polo_lab.effort.elsewhere import Rounding, elsewhere
 
 START = "start"
 """The check of the start counts for itself: the paper's chain may start anywhere."""
@@ -53,14 +56,20 @@ class Judgement:
     silence: str
 
 
-def judge(case: Case, attempt: Attempt, folder: Path) -> Judgement:
+def judge(case: Case, attempt: Attempt, folder: Path, *, away: bool = False) -> Judgement:
     """Challenge an attempt and verify it.
 
     Args:
         case: The case that it was made for.
         attempt: The attempt.
         folder: Where the answer goes; it does not exist yet.
+        away: Whether the verifier's machine is another one, which rounds otherwise.
     """
+    with elsewhere() if away else nullcontext():
+        return _judged(case, attempt, folder, Rounding(case.task) if away else case.task)
+
+
+def _judged(case: Case, attempt: Attempt, folder: Path, task: Task) -> Judgement:
     challenge, replayed, steps = _drawn(attempt.proof)
     began = time.perf_counter()
     silence = _silence(attempt, challenge, folder) if challenge else "nothing could be drawn"
@@ -69,7 +78,7 @@ def judge(case: Case, attempt: Attempt, folder: Path) -> Judgement:
     verdict = polo.verify(
         attempt.proof,
         trust=case.issuer.public_key,
-        task=case.task,
+        task=task,
         challenge=challenge,
         answer=None if silence else folder,
         listener=watch,

@@ -52,7 +52,7 @@ class Trained:
     Attributes:
         who: Who trained.
         proof: The proof folder; the prover's private files lie beside it.
-        state: The finished model's tensors, as `state_dict` gives them.
+        state: The finished model's tensors, as `state_dict` gives them, in main memory.
         accuracy: The task's metric of the finished model.
         seconds: What training took, sealing and recording included.
         steps: Optimizer steps.
@@ -94,7 +94,7 @@ def train(task: LabTask, plan: Plan, who: Enrolled, folder: Path) -> Trained:
         who=who,
         proof=proof.path,
         # A copy of the whole module: one of each tensor would untie those that are one.
-        state=dict(copy.deepcopy(model).state_dict()),
+        state=dict(copy.deepcopy(model).cpu().state_dict()),
         accuracy=task.evaluate(model),
         seconds=seconds,
         steps=sum(shard.steps for shard in proof.manifest.shards) + proof.outside,

@@ -1,12 +1,14 @@
 """Honest runs and attacks on evidence of effort, in parallel, each recorded when it is done.
 
 A unit of work is one case: an honest run, which is judged, and the attacks that are made on it,
-so that every attack's cost is measured beside the honest training that it is compared with.
+so that every attack's cost is measured beside the honest training that it is compared with. Whoever
+measures a run writes it down at once: an experiment that is killed loses the runs under way.
 """
 
 import json
 import multiprocessing
 import os
+import shlex
 import sys
 import tempfile
 import time
@@ -19,7 +21,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 
@@ -51,6 +53,7 @@ def units(
     tasks: tuple[str, ...] = tuple(SMALL),
     attacks: Sequence[str] = (),
     per_attack: int = PER_ATTACK,
+    tolerance: int = 0,
 ) -> list[Unit]:
     """The work: so many honest runs, and attacks spread over their cases.
 
@@ -60,6 +63,8 @@ def units(
         tasks: Tasks to take.
         attacks: Attacks by name; by default all.
         per_attack: Runs of each attack, at least.
+        tolerance: Largest deviation that the terms allow where platforms differ, in millionths.
+            Honest runs are then judged as on another platform; attacks name another one.
     """
     names = list(attacks) or [attack.name for attack in ATTACKS]
     each = max(per_attack, -(-attacked // len(names)))
@@ -69,7 +74,8 @@ def units(
     for name in names:
         for at in np.random.default_rng(list(name.encode())).permutation(honest)[:each]:
             chosen[at].append(name)
-    return [Unit(key, tuple(runs)) for key, runs in zip(keys(honest, tasks), chosen, strict=True)]
+    cases = keys(honest, tasks, tolerance)
+    return [Unit(key, tuple(runs)) for key, runs in zip(cases, chosen, strict=True)]
 
 
 def run(work: Iterable[Unit], *, workers: int, out: Path, minutes: float = 0) -> int:
@@ -86,26 +92,33 @@ def run(work: Iterable[Unit], *, workers: int, out: Path, minutes: float = 0) ->
     pending = list(_missing(work, known))
     out.parent.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + 60 * minutes if minutes else float("inf")
-    with out.open("a", encoding="utf-8") as file:
-        # A line that was cut must not swallow the next one.
-        file.write("\n")
-        _write(file, {"run": _header(workers)})
-        done = [
-            row for found in _measured(pending, workers, deadline) for row in _kept(file, found)
-        ]
+    _write(out, {"run": header(workers)})
+    done = [row for found in _measured(pending, out, workers, deadline) for row in found]
     left = sum(len(unit.runs) for unit in pending) - len(done)
     return _summary(rows.settled([*known, *done]), left)
 
 
-def measure(unit: Unit) -> list[Row]:
-    """One case: the honest run, and the attacks on it."""
+def measure(unit: Unit, out: Path) -> list[Row]:
+    """One case: the honest run, and the attacks on it; each is written down when it is done."""
+    found = []
     with tempfile.TemporaryDirectory(prefix="polo-lab-") as temporary:
         case = unit.key.case(Path(temporary) / "case")
-        return [_row(case, unit.key, name, Path(temporary) / name) for name in unit.runs]
+        for name in unit.runs:
+            # What one run leaves behind goes before the next: large models leave gigabytes.
+            with tempfile.TemporaryDirectory(dir=temporary) as own:
+                row = _row(case, unit.key, name, Path(own) / "proof")
+            _write(out, {"row": row.to_json()})
+            print(
+                f"{row.task} {row.optimizer} {row.schedule} {row.attack}: {row.outcome}", flush=True
+            )
+            found.append(row)
+    return found
 
 
 def _row(case: Case, key: Key, name: str, folder: Path) -> Row:
-    row = Row(key.task, key.optimizer, key.schedule, key.seed, name, rows.ERROR)
+    row = Row(
+        key.task, key.optimizer, key.schedule, key.seed, name, rows.ERROR, tolerance=key.tolerance
+    )
     try:
         victim = case.victim
         try:
@@ -114,7 +127,8 @@ def _row(case: Case, key: Key, name: str, folder: Path) -> Row:
             # An attack that trains until weights are no numbers has no proof to show.
             lost = replace(row, outcome="rejected", faults=(NO_PROOF,), note=str(error)[:200])
             return replace(lost, **_compared(victim, name)) if name != HONEST else lost
-        found = judge(case, attempt, folder.with_name(f"{name}-answer"))
+        away = name == HONEST and key.tolerance > 0
+        found = judge(case, attempt, folder.with_name("answer"), away=away)
     except Exception as error:
         # Whatever breaks in one run must not take the others with it; it is recorded and counts.
         traceback.print_exc()
@@ -159,7 +173,7 @@ def _compared(victim: Trained, name: str) -> dict[str, Any]:
 def _missing(work: Iterable[Unit], known: Sequence[Row]) -> Iterator[Unit]:
     """What is not recorded yet; runs that broke are tried again."""
     done = {
-        (Key(row.task, row.optimizer, row.schedule, row.seed), row.attack)
+        (Key(row.task, row.optimizer, row.schedule, row.seed, row.tolerance), row.attack)
         for row in known
         if row.outcome != rows.ERROR
     }
@@ -168,16 +182,16 @@ def _missing(work: Iterable[Unit], known: Sequence[Row]) -> Iterator[Unit]:
             yield Unit(unit.key, runs)
 
 
-def _measured(work: list[Unit], workers: int, deadline: float) -> Iterator[list[Row]]:
+def _measured(work: list[Unit], out: Path, workers: int, deadline: float) -> Iterator[list[Row]]:
     """Rows of each unit as it is done; units are handed out one by one."""
     os.environ["OMP_NUM_THREADS"] = "1"
     context, waiting = multiprocessing.get_context("spawn"), iter(work)
     with ProcessPoolExecutor(workers, context, initializer=_prepare) as pool:
-        running = {pool.submit(measure, unit) for unit in islice(waiting, workers)}
+        running = {pool.submit(measure, unit, out) for unit in islice(waiting, workers)}
         while running:
             done, running = wait(running, return_when=FIRST_COMPLETED)
             if time.monotonic() < deadline:
-                running |= {pool.submit(measure, unit) for unit in islice(waiting, len(done))}
+                running |= {pool.submit(measure, unit, out) for unit in islice(waiting, len(done))}
             yield from (future.result() for future in done)
 
 
@@ -189,22 +203,19 @@ def _prepare() -> None:
     warnings.simplefilter("ignore")
 
 
-def _kept(file: TextIO, found: list[Row]) -> list[Row]:
-    for row in found:
-        _write(file, {"row": row.to_json()})
-        print(f"{row.task} {row.optimizer} {row.schedule} {row.attack}: {row.outcome}", flush=True)
-    return found
+def _write(out: Path, value: dict[str, object]) -> None:
+    """Add a line to what several processes write; each line goes out in one piece."""
+    # A line that was cut must not swallow this one, which is why it begins with a line break.
+    line = f"\n{json.dumps(value, ensure_ascii=False)}\n".encode()
+    with out.open("ab", buffering=0) as file:
+        file.write(line)
 
 
-def _write(file: TextIO, value: dict[str, object]) -> None:
-    file.write(json.dumps(value, ensure_ascii=False) + "\n")
-    file.flush()
-
-
-def _header(workers: int) -> dict[str, object]:
+def header(workers: int) -> dict[str, object]:
+    """What is written down about the machine and the command."""
     return {
         "machine": machine.describe(),
-        "command": "python -m polo_lab.experiments " + " ".join(_without_paths(sys.argv[1:])),
+        "command": "python -m polo_lab.experiments " + shlex.join(_without_paths(sys.argv[1:])),
         "workers": workers,
         "began": datetime.now(UTC).isoformat(timespec="seconds"),
     }

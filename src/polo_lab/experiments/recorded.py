@@ -49,8 +49,8 @@ def _packed(values: dict[str, Any]) -> str:
     return json.dumps(line, ensure_ascii=False, separators=(",", ":"))
 
 
-def _unpacked(line: Sequence[Any]) -> Row:
-    values = dict(zip(_COLUMNS, line, strict=True))
+def _unpacked(columns: Sequence[str], line: Sequence[Any]) -> Row:
+    values = dict(zip(columns, line, strict=True))
     letters = zip(_PARTS, values["levels"], strict=True)
     values["levels"] = {part: _ENDINGS[letter] for part, letter in letters if letter != "-"}
     return Row.from_json(values)
@@ -65,4 +65,5 @@ def load(folder: Path = FOLDER) -> list[Recorded]:
 def _loaded(path: Path) -> Recorded:
     value = json.loads(path.read_text(encoding="utf-8"))
     name = path.stem.removeprefix(_PREFIX)
-    return Recorded(name, value["runs"], [_unpacked(line) for line in value["rows"]])
+    columns = value["columns"]
+    return Recorded(name, value["runs"], [_unpacked(columns, line) for line in value["rows"]])

@@ -1,6 +1,7 @@
-"""`python -m polo_lab.experiments.report [--record NAME=FILE]`: write docs/results.md.
+"""`python -m polo_lab.experiments.report`: write docs/results.md and docs/schemes.md.
 
-No figure on that page is typed by hand: run the experiments again, record them, then this.
+No figure on those pages is typed by hand: run the experiments again, record them with
+`--record NAME=FILE`, `--record-schemes NAME=FILE` or `--record-escapes FILE`, then this.
 """
 
 import argparse
@@ -11,7 +12,7 @@ from typing import Any
 
 from polo_lab.attacks.effort import ATTACKS
 from polo_lab.effort.catalogue import TASKS
-from polo_lab.experiments import recorded
+from polo_lab.experiments import escapes, escapes_report, recorded, schemes_report, schemes_rows
 from polo_lab.experiments.recorded import Recorded
 from polo_lab.experiments.rows import ERROR, HONEST, Row
 from polo_lab.experiments.statistics import clopper_pearson, median
@@ -49,20 +50,36 @@ than its head names. `docs/threat-model.md` says what each level shows."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Record what was asked for, then write the page."""
+    """Record what was asked for, then write the pages."""
     parser = argparse.ArgumentParser(prog="python -m polo_lab.experiments.report")
-    parser.add_argument("--record", action="append", default=[], metavar="NAME=FILE")
-    for item in parser.parse_args(arguments).record:
-        name, _, lines = item.partition("=")
-        recorded.record(name, Path(lines))
-    PAGE.write_text(page(recorded.load()), encoding="utf-8")
+    for option in ("--record", "--record-schemes"):
+        parser.add_argument(option, action="append", default=[], metavar="NAME=FILE")
+    parser.add_argument("--record-escapes", type=Path, metavar="FILE")
+    asked = parser.parse_args(arguments)
+    if asked.record_escapes:
+        escapes.record(asked.record_escapes, escapes_report.RECORDED)
+    for items, record in (
+        (asked.record, recorded.record),
+        (asked.record_schemes, schemes_rows.record),
+    ):
+        for item in items:
+            name, _, lines = item.partition("=")
+            record(name, Path(lines))
+    observed = escapes.load(escapes_report.RECORDED)
+    PAGE.write_text(page(recorded.load(), observed), encoding="utf-8")
+    schemes_page = schemes_report.page(schemes_rows.load())
+    schemes_report.PAGE.write_text(schemes_page, encoding="utf-8")
 
 
-def page(found: Sequence[Recorded]) -> str:
-    """The page's text."""
+def page(
+    found: Sequence[Recorded],
+    observed: tuple[Sequence[dict[str, Any]], Sequence[escapes.Escape]] = ((), ()),
+) -> str:
+    """The page's text, of attacks and of chances of escape."""
     parts = [_INTRODUCTION]
     for experiment in found:
         parts += _sections(experiment)
+    parts += escapes_report.sections(*observed)
     parts += ["## The attacks", *_attacks(found)]
     return "\n\n".join(parts) + "\n"
 
@@ -94,6 +111,12 @@ def _setting(experiment: Recorded) -> Iterator[str]:
             f"`{run['command']}` ({run['began'][:10]}) on {machine['cpu']}, {machine['cores']} "
             f"cores{gpu}, {run['workers']} processes of one thread; Python {machine['python']}, "
             f"{versions}."
+        )
+    if most := max((row.tolerance for row in experiment.rows), default=0):
+        yield (
+            f"Terms allow a deviation of {most} millionths of a segment's move where platforms "
+            "differ. Honest runs are judged as on another machine, whose gradients are all off by "
+            "a few last binary digits; attacks say that they were made on another machine."
         )
     named = dict.fromkeys(row.task for row in experiment.rows)
     lines = ["Tasks:"]

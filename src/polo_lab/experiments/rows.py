@@ -38,6 +38,7 @@ class Row:
         accuracy: Accuracy of the last model, as the verifier measured it.
         honest_accuracy: That of the honest run.
         note: What a reader should know.
+        tolerance: Largest deviation that the terms allowed where platforms differ, in millionths.
     """
 
     task: str
@@ -60,6 +61,7 @@ class Row:
     accuracy: float | None = None
     honest_accuracy: float | None = None
     note: str = ""
+    tolerance: int = 0
 
     @property
     def accepted(self) -> bool:
@@ -118,7 +120,7 @@ def settled(found: Iterable[Row]) -> list[Row]:
     """Each run once: of those that were repeated the last one that did not break."""
     last: dict[tuple[str, ...], Row] = {}
     for row in found:
-        key = (row.task, row.optimizer, row.schedule, str(row.seed), row.attack)
+        key = (row.task, row.optimizer, row.schedule, str(row.seed), row.attack, str(row.tolerance))
         if key not in last or row.outcome != ERROR:
             last[key] = row
     return list(last.values())

@@ -5,6 +5,9 @@ from collections.abc import Callable, Sequence
 
 CONFIDENCE = 0.95
 _HALVINGS = 60
+_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+"""Quantiles of Student's t at 0.975, for one degree of freedom and more; the last for all others,
+where it is on the safe side."""
 
 
 def clopper_pearson(hits: int, trials: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
@@ -27,6 +30,21 @@ def median(values: Sequence[float]) -> float:
     ordered = sorted(values)
     half = len(ordered) // 2
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Mean, and half the width of its 95 % interval by Student's t; infinite for one value.
+
+    >>> mean, half = mean_interval([1.0, 2.0, 3.0])
+    >>> mean, round(half, 3)
+    (2.0, 2.484)
+    """
+    mean = math.fsum(values) / len(values)
+    if len(values) < 2:
+        return mean, math.inf
+    variance = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
+    quantile = _STUDENT[min(len(values) - 2, len(_STUDENT) - 1)]
+    return mean, quantile * math.sqrt(variance / len(values))
 
 
 def _crossing(above: Callable[[float], bool]) -> float:

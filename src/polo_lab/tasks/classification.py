@@ -17,13 +17,14 @@ Part = tuple[torch.Tensor, torch.Tensor]
 class Classification:
     """Inputs in column `input`, classes in column `label`.
 
-    A task gives `columns`, `build_model`, `train_part` and `test_part`; the test part is the public
-    test set and the held-out data.
+    A task gives `columns`, `classes`, `build_model`, `train_part` and `test_part`; the test part is
+    the public test set and the held-out data.
     """
 
     version = 1
     metric = "accuracy"
     columns: tuple[Column, ...]
+    classes = 10
 
     @cached_property
     def train_part(self) -> Part:
@@ -57,6 +58,12 @@ class Classification:
         optimizer.zero_grad()
         self.loss(model, batch["input"].to(device), batch["label"].to(device)).backward()
         optimizer.step()
+
+    def refused(self, batch: Mapping[str, torch.Tensor]) -> str:
+        """Labels that are no class."""
+        label = batch["label"]
+        known = (label >= 0) & (label < self.classes)
+        return "" if bool(known.all()) else "a label that is no class"
 
     def held_out_loss(self, model: nn.Module) -> torch.Tensor:
         """Mean loss on the test part."""

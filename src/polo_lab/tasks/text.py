@@ -19,6 +19,7 @@ class Letters(Classification):
     """Guess the next letter at each of 32 places, with a small transformer."""
 
     name = "lab-letters"
+    classes = CODES
     floor: tuple[float, ...] = (0.05, 0.05, 0.10, 0.10, 0.12, 0.12)
     columns: tuple[Column, ...] = (
         Column("input", "I64", (LENGTH,)),

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from polo.checks import Check, Status, counted
-from polo.evidence.replay.challenge import escape
+from polo.evidence.replay.challenge import escape, overlooked
 from polo.evidence.replay.timeline import LEVEL, Timeline
 from polo.protocol.challenge import Challenge, Place
 
@@ -90,14 +90,16 @@ def drawn(challenge: Challenge, timeline: Timeline, segments: Sequence[Check]) -
     """
     total = timeline.segments
     draws = min(timeline.recipe.draws, total)
-    missed, single = escape(SHORTCUT, draws, total), escape(1 / total, draws, total)
+    missed, single = escape(SHORTCUT, draws, total), overlooked(1, draws, total)
+    twice = overlooked(min(total, 2 * len(timeline.records)), draws, total)
     exact = sum("distance" not in check.figures for check in segments)
     steps = sum(timeline.span(place).steps for place in challenge.segments)
     detail = (
         f"{len(segments)} of {counted(total, 'segment')} ({steps} of {timeline.steps} steps) and "
         f"{counted(len(challenge.sealings), 'sealing')} were run again, {exact} to the bit; "
         f"who faked a tenth of the segments escapes with probability {missed:.2g}, who faked "
-        f"a single one that is not recorded among the largest moves with {single:.2g}"
+        f"two in every shard with {twice:.2g}, a single one that is not recorded among the largest "
+        f"moves with {single:.2g}"
     )
     figures = {
         "segments": total,
@@ -107,6 +109,7 @@ def drawn(challenge: Challenge, timeline: Timeline, segments: Sequence[Check]) -
         "exact": exact,
         "escape_tenth": missed,
         "escape_single": single,
+        "escape_twice": twice,
     }
     return Check("draw", Status.PASSED, detail, level=LEVEL, figures=figures)
 

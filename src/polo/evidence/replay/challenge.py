@@ -95,7 +95,15 @@ def escape(fraction: float, drawn: int, total: int) -> float:
     >>> round(escape(0.1, 44, 1000), 4), escape(0.1, 1000, 1000)
     (0.0087, 0.0)
     """
-    faked = math.ceil(fraction * total)
+    return overlooked(math.ceil(fraction * total), drawn, total)
+
+
+def overlooked(faked: int, drawn: int, total: int) -> float:
+    """Chance that so many draws out of all segments miss each of the faked ones.
+
+    >>> overlooked(1, 5, 10), overlooked(6, 5, 10)
+    (0.5, 0.0)
+    """
     if drawn > total - faked:
         return 0.0 if faked else 1.0
     return math.prod((total - faked - at) / (total - at) for at in range(drawn))

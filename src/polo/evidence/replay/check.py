@@ -4,24 +4,24 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from secrets import SystemRandom
 
-from polo.checks import Check, Status, counted, problem
+import torch
+
+from polo.checks import Check, Status, problem
 from polo.errors import FormatError, MissingError, PoloError, StoreError, TaskError
 from polo.evidence.replay import asking
-from polo.evidence.replay.distinct import LEAST_DISTINCT, distinct_bound, duplicates
 from polo.evidence.replay.engine import quiet_generators
 from polo.evidence.replay.motion import Motion
-from polo.evidence.replay.recipe import Recipe
 from polo.evidence.replay.request import Request
 from polo.evidence.replay.rerun import Attempt, Rerun
 from polo.evidence.replay.shown import Samples, Shown, State
 from polo.evidence.replay.state import digest_of
+from polo.evidence.replay.teaching import Teaching
 from polo.evidence.replay.timeline import LEVEL, Timeline
 from polo.keys import Ed25519Verifier
 from polo.privacy import obfuscation
 from polo.protocol import signing
 from polo.protocol.carrier import Carrier
 from polo.protocol.challenge import ANSWER_FILE, Answer, Challenge, Place
-from polo.protocol.detection import MILLION
 from polo.protocol.records import Manifest, Nonce
 from polo.storage.folder import ProofFolder
 from polo.tasks import Task
@@ -34,6 +34,9 @@ Reading = Future[tuple[State, Samples]]
 _RANDOM = SystemRandom()
 _TRIED = 16
 """Segments in which a sample is exchanged, to see whether it matters."""
+
+_COMPARED = 3
+"""Segments whose samples are compared before they are called copies."""
 
 _THREADS = 4
 """Threads that read and hash beside the runs: a few segments ahead, one behind."""
@@ -81,6 +84,7 @@ class Replay:
         # Each segment ahead holds a state in memory.
         self._lookahead = 3 if carrier.layout.size < _SMALL else 1
         self._sealed: dict[int, Check] = {}
+        self._strays: list[Check] = []
 
     def opening(self) -> Iterator[Check]:
         """What must hold before anything is run: the record, the challenge, the answer."""
@@ -120,7 +124,9 @@ class Replay:
         yield from self._motion.see(number, checkpoint, seed)
         challenge = self._request.challenge
         if self._shown and challenge:
-            yield from self._astray(number + 1, challenge, self._shown)
+            strays = list(self._astray(number + 1, challenge, self._shown))
+            self._strays += strays
+            yield from strays
         if self._shown and challenge and number in challenge.sealings and seed:
             self._sealed[number] = self._sealing(number, checkpoint, self._shown)
             yield self._sealed[number]
@@ -153,7 +159,10 @@ class Replay:
             return
         undone = list(self._undone(challenge))
         yield from undone
-        data, always = _Data(self.timeline.recipe), self.timeline.required()
+        data, always = (
+            Teaching(self._manifest.terms, self.timeline.recipe),
+            self.timeline.required(),
+        )
         count = min(_TRIED, len(challenge.segments))
         self._tried = frozenset(_RANDOM.sample(challenge.segments, count))
         segments: list[Check] = []
@@ -161,11 +170,27 @@ class Replay:
             for at, (place, check) in enumerate(self._segments(challenge, shown, pool, data)):
                 self._tell("running segments again", at, len(challenge.segments))
                 segments.append(asking.placed(check, place, always=place in always))
+                data.judged(place, check)
                 yield segments[-1]
+            yield from self._compared(shown, data)
+        self._rerun.close()
         yield from data.checks()
-        done = (*undone, *self._sealed.values(), *segments)
+        done = (*undone, *self._strays, *self._sealed.values(), *segments)
         if all(check.status is Status.PASSED for check in done):
             yield asking.drawn(challenge, self.timeline, segments)
+
+    def _compared(self, shown: Shown, data: Teaching) -> Iterator[Check]:
+        """Where rounding is forgiven, samples must differ by more than it hides."""
+        places = data.approximate
+        for place in _RANDOM.sample(places, min(_COMPARED, len(places))):
+            try:
+                _, samples = self._rerun.read(place, shown)
+                if data.compare(place, self._rerun.likeness(samples, shown, _RANDOM)):
+                    return
+            except Exception as error:
+                self._rerun.forget()
+                yield _trouble("copies", error, place.shard)
+                return
 
     def _unseen(self) -> Iterator[Check]:
         """Records that no checkpoint could be held against."""
@@ -196,12 +221,12 @@ class Replay:
         yield from waiting
 
     def _segments(
-        self, challenge: Challenge, shown: Shown, pool: ThreadPoolExecutor, data: "_Data"
+        self, challenge: Challenge, shown: Shown, pool: ThreadPoolExecutor, data: Teaching
     ) -> Iterator[tuple[Place, Check]]:
         """The drawn segments, run again; each is judged while the next one runs."""
         running: tuple[Place, Attempt | Check] | None = None
         for place, reading in self._ahead(challenge, shown, pool):
-            begun = self._attempt(place, reading, pool, data)
+            begun = self._attempt(place, reading, data)
             if running:
                 yield running[0], self._judged(running[1], shown, ends=challenge.ends)
             running = place, begun
@@ -212,8 +237,7 @@ class Replay:
         self,
         place: Place,
         reading: Reading | None,
-        pool: ThreadPoolExecutor,
-        data: "_Data",
+        data: Teaching,
     ) -> Attempt | Check:
         """One segment, run again; whatever goes wrong is said of this segment."""
         if reading is None:
@@ -223,12 +247,21 @@ class Replay:
             state, samples = reading.result()
             data.add(samples)
             exchange = samples.exchanged(_RANDOM) if place in self._tried else None
-            attempt = self._rerun.attempt(place, state, samples, pool, exchange=exchange)
+            attempt = self._rerun.attempt(place, state, samples, exchange=exchange)
             data.note(place, attempt.effect)
             return attempt
         except Exception as error:
             self._rerun.forget()
+            if isinstance(error, (PoloError, *_OWN)):
+                return _trouble("segment", error, place.shard)
+            return self._stumbled(place, error, *reading.result())
+
+    def _stumbled(self, place: Place, error: Exception, state: State, samples: Samples) -> Check:
+        """A step that raised: by what was shown, if it does not on zeros."""
+        if not self._rerun.harmless(place, state, samples):
             return _trouble("segment", error, place.shard)
+        detail = f"no step can be made on its samples: {type(error).__name__}: {str(error)[:500]}"
+        return Check("segment", Status.FAILED, detail, place.shard, level=LEVEL)
 
     def _judged(self, attempt: Attempt | Check, shown: Shown, *, ends: bool) -> Check:
         if isinstance(attempt, Check):
@@ -264,59 +297,8 @@ class Replay:
         raise FormatError("the secret of its noise is not shown", place=ANSWER_FILE)
 
 
-class _Data:
-    """What the shown samples are: different ones, of which training depends."""
-
-    def __init__(self, recipe: Recipe) -> None:
-        self._samples = recipe.samples
-        self._least = recipe.effect / MILLION
-        self._seen: dict[int, bytes] = {}
-        self._effects: dict[Place, bool] = {}
-        self._ran = False
-
-    def add(self, samples: Samples) -> None:
-        """Take note of a segment's samples."""
-        self._seen |= samples.opening.contents()
-
-    def note(self, place: Place, effect: bool | None) -> None:
-        """Take note of whether a sample of a segment that was run made a difference."""
-        self._ran = True
-        if effect is not None:
-            self._effects[place] = effect
-
-    def checks(self) -> Iterator[Check]:
-        """What can be said of the data once all segments were run."""
-        if self._seen:
-            yield self._distinct()
-        if self._effects:
-            yield self._effect()
-        elif self._ran:
-            detail = "no sample could be exchanged for another, so nobody knows whether they matter"
-            yield Check("effect", Status.UNDECIDED, detail, level=LEVEL)
-
-    def _effect(self) -> Check:
-        """Whether steps depend on their samples; else they cost nothing to make up."""
-        idle = [place for place, changed in self._effects.items() if not changed]
-        share = 1 - len(idle) / len(self._effects)
-        detail = f"in {len(self._effects)} segments one sample was exchanged for another; it "
-        detail += f"changed the step in {share:.0%}, at least {self._least:.0%} asked"
-        if idle:
-            detail += f"; not in {idle[0]}"
-        status = Status.PASSED if share >= self._least else Status.FAILED
-        figures = {"tried": len(self._effects), "changed": share}
-        advice = "Losses that are flat where a sample is learned (hinges) need a lower `effect`."
-        advice = advice if status is Status.FAILED else ""
-        return Check("effect", status, detail, figures=figures, advice=advice, level=LEVEL)
-
-    def _distinct(self) -> Check:
-        """Whether what was shown can come from as many different samples as were declared."""
-        shown, repeated = len(self._seen), duplicates(self._seen.values())
-        possible = distinct_bound(shown, repeated, self._samples)
-        detail = f"{counted(shown, 'sample')} of {self._samples} were shown, {repeated} of them "
-        detail += f"twice under other numbers; at most {possible:.0%} can be distinct"
-        status = Status.PASSED if possible >= LEAST_DISTINCT else Status.FAILED
-        figures = {"shown": shown, "repeated": repeated, "distinct": possible}
-        return Check("data", status, detail, figures=figures, level=LEVEL)
+_OWN = (MemoryError, OSError, ImportError, torch.OutOfMemoryError, torch.AcceleratorError)
+"""Errors of the verifier's own machine."""
 
 
 def _trouble(name: str, error: Exception, shard: int) -> Check:

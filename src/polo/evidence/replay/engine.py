@@ -7,6 +7,7 @@ terms; from the prover come weights, the optimizer's tensors and samples, nothin
 Specification: docs/protocol.md, section 17.8.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,13 +20,15 @@ from polo.embedding.placement import parameters_of
 from polo.errors import TaskError
 from polo.evidence.replay.order import Order, seed_generators
 from polo.evidence.replay.recipe import Recipe
+from polo.evidence.replay.record import Boundary
+from polo.evidence.replay.recorder import Recorder
 from polo.evidence.replay.state import (
     Snapshot,
     Tensors,
-    digest_of,
     load_rest,
     moves,
     named_state,
+    norm_of,
     rest_layout,
     trained_names,
 )
@@ -40,6 +43,9 @@ from polo.weights.checkpoint import Checkpoint, MemoryCheckpoint, checkpoint_of
 from polo.weights.loading import load_into
 
 Batch = Mapping[str, torch.Tensor]
+
+_SMALL = 2**29
+"""Bytes of a model up to which several copies of a state at a time are no burden."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,19 @@ class Shard:
     seed: bytes
     before: int
     nonce: Nonce
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a segment ended.
+
+    Attributes:
+        boundary: Digests of the state.
+        moves: How far model and optimizer moved.
+    """
+
+    boundary: Boundary
+    moves: tuple[int, int]
 
 
 class Engine:
@@ -82,6 +101,10 @@ class Engine:
         self._parameters = _trained(self.model, self.optimizer)
         self.rest_layout: Layout | None = rest_layout(self.model, self.optimizer)
         self._shard: Shard | None = None
+        self._recorders = [
+            Recorder(self.model, self.optimizer, recipe.every, device)
+            for _ in range(2 if carrier.layout.size < _SMALL else 1)
+        ]
 
     @property
     def trained(self) -> frozenset[str]:
@@ -108,8 +131,48 @@ class Engine:
         """Order of the samples in the current shard."""
         return self._order
 
-    def run(
+    def segment(
         self, first: int, batches: Iterator[Batch], *, stepped: Callable[[], None] | None = None
+    ) -> Callable[[], Ended]:
+        """Run a segment, recorded as a prover records it.
+
+        Args:
+            first: Its first step in the current shard, from 0.
+            batches: What to train on, step by step.
+            stepped: Called once, after the first step.
+
+        Returns:
+            Waits for what was recorded. Meanwhile the next segment may run, of a model that is not
+            too large.
+        """
+        recorder = self._recorders[0]
+        self._recorders = [*self._recorders[1:], recorder]
+        recorder.follow(self.optimizer)
+        recorder.start()
+        self.run(first, batches, stepped=stepped, recorder=recorder)
+        recorder.end()
+
+        def ended() -> Ended:
+            found = recorder.finish()
+            return Ended(found.boundaries[1], found.moves[0])
+
+        if len(self._recorders) > 1:
+            return ended
+        found = ended()
+        return lambda: found
+
+    def close(self) -> None:
+        """Let go of what records."""
+        for recorder in self._recorders:
+            recorder.abandon()
+
+    def run(
+        self,
+        first: int,
+        batches: Iterator[Batch],
+        *,
+        stepped: Callable[[], None] | None = None,
+        recorder: Recorder | None = None,
     ) -> int:
         """Run steps of the current shard from its step `first`, as many as there are batches.
 
@@ -117,6 +180,7 @@ class Engine:
             first: The first step, from 0.
             batches: What to train on, step by step.
             stepped: Called once, after the first step.
+            recorder: Told of every step.
         """
         assert self._shard is not None
         every, step, done = self._terms.scheme.every, self._shard.before + first, 0
@@ -142,6 +206,8 @@ class Engine:
                     )
                 if stepped and not at:
                     stepped()
+                if recorder:
+                    recorder.after_step()
         finally:
             hook.detach()
         if checkpoint_of(self.model).layout != self._carrier.layout:
@@ -149,6 +215,26 @@ class Engine:
                 f"train_step of the task {self._task.name!r} changes which tensors the model has"
             )
         return done
+
+    def slopes(self, step: int, batch: Batch) -> dict[str, torch.Tensor]:
+        """The gradients that a step of the current shard would follow; it is not taken.
+
+        Buffers change as in a step. What is returned changes with the next call.
+        """
+
+        def stop(_: torch.Tensor | float) -> None:
+            raise _StoppedError
+
+        hook = StepHook(self.optimizer, stop, lambda: None)
+        try:
+            seed_generators(self._order.seed(step))
+            self._task.train_step(self.model, self.optimizer, batch)
+        except _StoppedError:
+            found = self._parameters.items()
+            return {name: p.grad for name, p in found if p.grad is not None}
+        finally:
+            hook.detach()
+        raise TaskError(f"train_step of the task {self._task.name!r} makes no optimizer step")
 
     def seal(self, secret: bytes, sigma: int) -> None:
         """Finish and obfuscate the current shard's mark, as sealing does."""
@@ -167,31 +253,42 @@ class Engine:
     def copied(self) -> Snapshot:
         """A copy of model and optimizer on their device, complete when this returns."""
         live = named_state(self.model, self.optimizer)
-        model, rest = ({name: t.detach().clone() for name, t in side.items()} for side in live)
+        model, rest = (
+            {name: torch.empty_like(tensor) for name, tensor in side.items()} for side in live
+        )
+        self._copy(live, (model, rest))
         if self.device.startswith("cuda"):
             torch.cuda.synchronize(self.device)
         return model, rest
 
-    def digests_of(self, copied: Snapshot) -> tuple[bytes, bytes]:
-        """Digests of a copied state; what is on a GPU comes over beside whatever runs there."""
-        model, rest = (_brought(side) for side in copied)
-        rest_part = MemoryCheckpoint(rest) if rest else None
-        return digest_of(_Laid(self._carrier.layout, model)), digest_of(rest_part)
+    def rewind(self, before: Snapshot) -> None:
+        """Put model and optimizer back into a state that was copied since the last `restore`."""
+        self.model.zero_grad(set_to_none=True)
+        if not before[1]:
+            self.optimizer.state.clear()
+        self._copy(before, named_state(self.model, self.optimizer))
 
-    def differs_from(self, other: Snapshot) -> bool:
-        """Whether what is trained, or the optimizer's state, is another than in a copy.
+    @torch.no_grad()
+    def _copy(self, source: Snapshot, target: Snapshot) -> None:
+        for here, there in zip(source, target, strict=True):
+            if here:
+                torch._foreach_copy_([there[name] for name in here], list(here.values()))
 
-        Running statistics do not count: they follow the samples whether these teach or not.
+    @torch.no_grad()
+    def differs_from(self, other: Snapshot, before: Snapshot) -> float:
+        """How far what is trained, or the optimizer's state, is from that in a copy.
+
+        As a share of how far it went since another copy, in the part that differs most; 0 if all
+        bits are the same. Running statistics do not count: they follow the samples whether these
+        teach or not. What is no number shows nothing.
         """
-        model, rest = named_state(self.model, self.optimizer)
-        if rest.keys() != other[1].keys():
-            return True
-        pairs = [(model[name], other[0][name]) for name in trained_names(self.model)]
-        pairs += [(value, other[1][name]) for name, value in rest.items()]
-        # What is no number equals nothing, not even itself, and shows nothing.
-        return any(
-            not torch.equal(here, there) and bool(here.isfinite().all()) for here, there in pairs
-        )
+        trained, (model, rest) = trained_names(self.model), named_state(self.model, self.optimizer)
+        sides = (_only(model, trained), _only(other[0], trained), _only(before[0], trained))
+        found = [_share(*sides)]
+        for key in {name.partition("/")[0] for name in rest}:
+            own = [name for name in rest if name.partition("/")[0] == key]
+            found.append(_share(_only(rest, own), _only(other[1], own), before[1]))
+        return max(found)
 
     def moves_since(self, before: Snapshot) -> tuple[int, int]:
         """How far model and optimizer have moved, as records say it."""
@@ -207,27 +304,25 @@ class Engine:
         return checkpoint_of(self.model), MemoryCheckpoint(rest) if rest else None
 
 
-class _Laid:
-    """Tensors by name under a given layout: copies are no longer tied, the layout still is."""
-
-    def __init__(self, layout: Layout, tensors: Tensors) -> None:
-        self.layout = layout
-        self._held = MemoryCheckpoint(tensors)
-
-    def read(self, tensor: int, start: int, stop: int) -> bytes | memoryview:
-        """Bytes `start` to `stop` of a tensor's canonical bytes."""
-        return self._held.read(tensor, start, stop)
-
-
-def _brought(tensors: Tensors) -> Tensors:
-    if not any(tensor.is_cuda for tensor in tensors.values()):
-        return tensors
-    with torch.cuda.stream(torch.cuda.Stream()):
-        return {name: tensor.cpu() for name, tensor in tensors.items()}
-
-
 def _only(tensors: Tensors, names: Iterable[str]) -> Tensors:
-    return {name: tensors[name] for name in names}
+    return {name: tensors[name] for name in names if name in tensors}
+
+
+def _share(here: Tensors, there: Tensors, before: Tensors) -> float:
+    """How far two sets of tensors are apart, as a share of how far the first went."""
+    finite = [name for name, tensor in here.items() if bool(tensor.isfinite().all())]
+    if all(torch.equal(here[name], there[name]) for name in finite):
+        return 0.0
+    ends = _only(here, finite)
+    gap, went = norm_of(_only(there, finite), ends), norm_of(_only(before, finite), ends)
+    if gap is None or went is None or not gap.item():
+        # Types without fractions, or zeros of other signs.
+        return 0.0
+    return math.inf if not went.item() else float(gap.item() / went.item())
+
+
+class _StoppedError(Exception):
+    """A step was stopped before it was taken."""
 
 
 @contextmanager

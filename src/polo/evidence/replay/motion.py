@@ -131,6 +131,8 @@ class Motion:
 
     def _values(self, checkpoint: Checkpoint, at: int) -> NDArray[np.floating[Any]]:
         tensor = checkpoint.layout.tensors[at]
+        if tensor.dtype == "F32":
+            return np.frombuffer(checkpoint.read(at, 0, tensor.size), dtype="<f4")
         return dtypes.to_float(checkpoint.read(at, 0, tensor.size), tensor.dtype)
 
 

@@ -6,6 +6,7 @@ chooses neither the order of the samples nor the dropout and augmentation of a s
 Specification: docs/protocol.md, section 16.2.
 """
 
+import functools
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -97,6 +98,14 @@ def sample_seeds(step_seed: int, count: int) -> list[int]:
     return [word & _MASK for word in _words(own, "polo/sample/1", 0, count).tolist()]
 
 
+@functools.cache
+def _has_cuda() -> bool:
+    """Asked before every step, and torch asks the driver each time."""
+    import torch
+
+    return torch.cuda.is_available()
+
+
 def seed_generators(number: int) -> None:
     """Seed the generators of torch (CPU and CUDA), numpy and random, as before every step."""
     import torch
@@ -104,7 +113,7 @@ def seed_generators(number: int) -> None:
     # Not `torch.manual_seed`: where there is no GPU it notes a stack trace, which takes longer
     # than many a step.
     torch.default_generator.manual_seed(number)
-    if torch.cuda.is_available():
+    if _has_cuda():
         torch.cuda.manual_seed_all(number)
     np.random.seed(number & 0xFFFF_FFFF)
     random.seed(number)
@@ -141,6 +150,19 @@ class Sampler:
 
     def __init__(self, current: Callable[[], tuple[Order, int]]) -> None:
         self._current = current
+        self._passed: tuple[Order, int, int] | None = None
+
+    def passed_over(self) -> int:
+        """Batches of the last whole epoch without a step, though later ones had theirs.
+
+        Batches that are left at its end do no harm; who skips one before that trains on another
+        batch in each step from there on than the order says.
+        """
+        order, at = self._current()
+        if self._passed is None or self._passed[0] != order:
+            return 0
+        _, end, behind = self._passed
+        return end - at if at > behind else 0
 
     def __len__(self) -> int:
         """Batches in an epoch."""
@@ -149,14 +171,17 @@ class Sampler:
     def __iter__(self) -> Iterator[list[Drawn]]:
         """The batches of an epoch."""
         order, step = self._current()
+        self._passed = None
         # A loader takes a number from torch's generator when it starts.
         seed_generators(order.seed(step))
-        ahead = False
+        ahead, behind = False, None
         for _ in range(order.steps_per_pass):
             yield order.drawn(step)
             step += 1
             now, at = self._current()
             ahead = ahead or (now == order and at < step)
+            if ahead and behind is None:
+                behind = at
             if now != order:
                 if ahead:
                     raise ChainError(
@@ -164,4 +189,6 @@ class Sampler:
                         place="sampler",
                         advice="Seal between epochs, or load without workers.",
                     )
-                order, step = now, at
+                order, step, ahead, behind = now, at, False, None
+        if behind is not None:
+            self._passed = order, step, behind

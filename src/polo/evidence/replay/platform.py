@@ -28,7 +28,8 @@ MAX_THREADS = 64
 
 _LONGEST = 48
 _WORDS: dict[str, Any] = {"on": True, "off": False}
-_PRECISIONS = ("none", "ieee", "tf32", "bf16")
+_PRECISIONS = {"none": 2, "ieee": 2, "tf32": 1, "bf16": 0}
+"""How products are made, and how exact each way is; steps of less exact ones cost less."""
 
 
 def describe(device: "torch.device | str") -> dict[str, str]:
@@ -122,7 +123,9 @@ def device_for(text: str, device: str | None = None) -> str:
 def adopted(text: str) -> Iterator[None]:
     """Take over the settings of a description, as far as they are settings, for a while.
 
-    Values that no honest description has are left alone; the descriptions then differ.
+    Values that no honest description has are left alone, and so are those that would make sums or
+    products less exact than they are here: how exact steps are is the verifier's choice. The
+    descriptions then differ.
     """
     import torch
 
@@ -166,11 +169,13 @@ def _adopt(stack: ExitStack, owner: Any, attribute: str, word: str) -> None:
     now = getattr(owner, attribute)
     if isinstance(now, bool) and word in _WORDS:
         value = _WORDS[word]
+        coarser = value and attribute.endswith("reduced_precision_reduction")
     elif isinstance(now, str) and word in _PRECISIONS:
         value = word
+        coarser = _PRECISIONS[word] < _PRECISIONS.get(now, 0)
     else:
         return
-    if value != now:
+    if value != now and not coarser:
         stack.callback(setattr, owner, attribute, now)
         setattr(owner, attribute, value)
 

@@ -103,6 +103,10 @@ class Recorder:
         """Steps of the current shard so far."""
         return self._steps
 
+    def follow(self, optimizer: torch.optim.Optimizer) -> None:
+        """Record another optimizer of the same model, from the next `start` on."""
+        self._optimizer = optimizer
+
     def start(self) -> None:
         """Note the state that a shard begins with."""
         with self._timed():
@@ -133,12 +137,16 @@ class Recorder:
             self._background.wait()
             self._check()
 
-    def finish(self) -> Unsealed:
-        """Wait for all that was recorded, the state as it is now included."""
+    def end(self) -> None:
+        """Have the state as it is now recorded, if that is within a segment."""
         with self._timed():
             self._check()
             if self._tail is None and self._steps % self._every:
                 self._snapshot(last=True)
+
+    def finish(self) -> Unsealed:
+        """Wait for all that was recorded, the state as it is now included."""
+        self.end()
         self.wait()
         count = len(self._notary.boundaries)
         return Unsealed(

@@ -7,15 +7,17 @@ moves: a small step gives a small allowance, so that a forged path cannot hide i
 Specification: docs/protocol.md, sections 17.8 and 17.9.
 """
 
-from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+import random
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 
 from polo.checks import Check, Status, counted
+from polo.errors import FormatError
 from polo.evidence.replay import calibration, platform
-from polo.evidence.replay.engine import Engine, Shard
+from polo.evidence.replay.engine import Ended, Engine, Shard
+from polo.evidence.replay.likeness import Likeness, likeness
 from polo.evidence.replay.order import Order
 from polo.evidence.replay.record import Record
 from polo.evidence.replay.shown import Samples, Shown, State
@@ -27,6 +29,7 @@ from polo.protocol.challenge import Place
 from polo.protocol.detection import MILLION
 from polo.protocol.records import Manifest, Nonce
 from polo.tasks import Task
+from polo.tasks.training import Screening
 from polo.weights.checkpoint import Checkpoint
 from polo.weights.hashing import commit
 
@@ -42,17 +45,16 @@ class Attempt:
         place: The segment.
         state: What it started from.
         samples: What it trained on.
-        moves: How far model and optimizer moved.
-        digests: Digests of model and optimizer at its end, as soon as they are known.
-        effect: Whether exchanging one sample changed its first step; None if that was not tried.
+        ended: Waits for how it ended.
+        effect: How far exchanging one sample took its first step, as a share of that step; None if
+            that was not tried.
     """
 
     place: Place
     state: State
     samples: Samples
-    moves: tuple[int, int]
-    digests: "Future[tuple[bytes, bytes]]"
-    effect: bool | None
+    ended: Callable[[], Ended]
+    effect: float | None
 
 
 class Rerun:
@@ -101,6 +103,12 @@ class Rerun:
         """Make a new engine next time; who knows what a task that failed has done to this one."""
         self._engine = None
 
+    def close(self) -> None:
+        """Let go of the engine."""
+        if self._engine:
+            self._engine.close()
+        self._engine = None
+
     def read(self, place: Place, shown: Shown) -> tuple[State, Samples]:
         """What an answer shows of a segment."""
         record, span = self._timeline.records[place.shard], self._timeline.span(place)
@@ -117,7 +125,6 @@ class Rerun:
         place: Place,
         state: State,
         samples: Samples,
-        pool: ThreadPoolExecutor,
         *,
         exchange: Mapping[str, torch.Tensor] | None = None,
     ) -> "Attempt":
@@ -127,19 +134,25 @@ class Rerun:
             place: The segment.
             state: What it starts from.
             samples: What it trains on.
-            pool: Where digests are taken.
             exchange: Its first batch with one sample exchanged, to see whether samples matter.
         """
         record = self._timeline.records[place.shard]
         with platform.adopted(record.platform):
             engine = self._prepared(record)
             engine.restore(state.model, state.rest)
-            other = self._step(engine, place, state, exchange) if exchange else None
-            before = engine.copied()
-            effect = self._go(engine, place, samples, other)
-            moves = engine.moves_since(before)
-            digests = pool.submit(engine.digests_of, engine.copied())
-        return Attempt(place, state, samples, moves, digests, effect)
+            self._screen(samples)
+            before = engine.copied() if exchange else None
+            other = self._step(engine, place, before, exchange) if exchange and before else None
+            changed: list[float] = []
+            engine.enter(self._shard(place.shard))
+            ended = engine.segment(
+                self._timeline.span(place).first,
+                samples.tensors(),
+                stepped=(lambda: changed.append(engine.differs_from(other, before)))
+                if other and before
+                else None,
+            )
+        return Attempt(place, state, samples, ended, changed[0] if changed else None)
 
     def judged(self, attempt: "Attempt", shown: Shown, *, ends: bool) -> Check:
         """Whether a segment came out as it was recorded.
@@ -151,8 +164,9 @@ class Rerun:
         """
         place = attempt.place
         recorded = self._timeline.records[place.shard].boundaries[place.segment + 1]
-        if attempt.digests.result() == (recorded.model, recorded.rest):
-            return self._moved(place, attempt.moves, None)
+        ended = attempt.ended()
+        if ended.boundary == recorded:
+            return self._moved(place, ended.moves, None)
         return self._inexact(place, attempt.state, attempt.samples, shown, ends=ends)
 
     def _inexact(
@@ -230,40 +244,53 @@ class Rerun:
     def _run(self, engine: Engine, place: Place, state: State, samples: Samples) -> State:
         """Run a segment from a state; what comes out changes with the next run."""
         engine.restore(state.model, state.rest)
-        self._go(engine, place, samples)
+        engine.enter(self._shard(place.shard))
+        engine.run(self._timeline.span(place).first, samples.tensors())
         return State(*engine.state())
 
-    def _go(
-        self,
-        engine: Engine,
-        place: Place,
-        samples: Samples,
-        other: "Snapshot | None" = None,
-    ) -> bool | None:
-        """Run a segment from where the engine is.
+    def _screen(self, samples: Samples) -> None:
+        """Refuse samples that the task refuses."""
+        if isinstance(self._task, Screening):
+            for batch in samples.tensors():
+                if word := self._task.refused(batch):
+                    raise FormatError(f"holds samples that the task refuses: {word[:200]}")
 
-        Returns:
-            Whether its first step came out otherwise than `other`; None without that.
+    def harmless(self, place: Place, state: State, samples: Samples) -> bool:
+        """Whether a segment can be run from its state on zeros instead of its samples."""
+        record = self._timeline.records[place.shard]
+        try:
+            with platform.adopted(record.platform):
+                engine = self._prepared(record)
+                engine.restore(state.model, state.rest)
+                engine.enter(self._shard(place.shard))
+                engine.run(self._timeline.span(place).first, samples.blank())
+        except Exception:
+            return False
+        finally:
+            self.forget()
+        return True
+
+    def likeness(self, samples: Samples, shown: Shown, drawing: random.Random) -> Likeness | None:
+        """How many samples of a segment's first batch teach different things, to an untaught model.
+
+        A model that has learned them finds nothing in most samples, and no two such ones differ.
         """
-        engine.enter(self._shard(place.shard))
-        first = self._timeline.span(place).first
-        if other is None:
-            engine.run(first, samples.tensors())
-            return None
-        changed: list[bool] = []
-        engine.run(
-            first, samples.tensors(), stepped=lambda: changed.append(engine.differs_from(other))
-        )
-        return any(changed)
+        record, most = self._timeline.records[1], self._timeline.recipe.tolerance / MILLION
+        start = shown.start(Place(1, 0), record.boundaries[0])
+        with platform.adopted(record.platform):
+            engine = self._prepared(record)
+            engine.restore(start.model, start.rest)
+            engine.enter(self._shard(1))
+            return likeness(engine, next(samples.tensors()), tolerance=most, drawing=drawing)
 
     def _step(
-        self, engine: Engine, place: Place, state: State, batch: Mapping[str, torch.Tensor]
+        self, engine: Engine, place: Place, before: Snapshot, batch: Mapping[str, torch.Tensor]
     ) -> Snapshot:
         """What the first step of a segment makes of another batch; the engine is put back."""
         engine.enter(self._shard(place.shard))
         engine.run(self._timeline.span(place).first, iter([batch]))
         other = engine.copied()
-        engine.restore(state.model, state.rest)
+        engine.rewind(before)
         return other
 
     def _settled(

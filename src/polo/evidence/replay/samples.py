@@ -6,6 +6,7 @@ the prover, so that nobody can test whether some sample was among those that wer
 Specification: docs/protocol.md, section 16.
 """
 
+import functools
 import hashlib
 import json
 import math
@@ -52,6 +53,7 @@ class SampleOpening:
     salts: tuple[bytes, ...]
     path: tuple[bytes, ...]
 
+    @functools.cached_property
     def contents(self) -> dict[int, bytes]:
         """A hash of each sample's content alone, without number and salt.
 

@@ -28,39 +28,10 @@ from polo.evidence.replay.state import NO_STATE, digest_of
 from polo.protocol.challenge import ANSWER_FILE, Answer, Challenge, Place, sealing_file
 from polo.protocol.effort import Column
 from polo.protocol.layout import Layout
-from polo.weights import dtypes
-from polo.weights.checkpoint import Checkpoint
+from polo.weights.checkpoint import Checkpoint, HeldCheckpoint
 from polo.weights.files import FileCheckpoint, open_plain
 
 MAX_ANSWER_FILE = 4 * 2**20
-
-
-class HeldCheckpoint:
-    """A checkpoint whose bytes are in memory."""
-
-    def __init__(self, layout: Layout, data: bytes | bytearray) -> None:
-        self.layout = layout
-        self._data = memoryview(data)
-
-    @classmethod
-    def read_from(cls, path: Path, layout: Layout) -> "HeldCheckpoint":
-        """Read a file of a known layout, once; any other size or header is refused."""
-        with FileCheckpoint.canonical(path, layout) as file:
-            return cls.copy_of(file)
-
-    @classmethod
-    def copy_of(cls, checkpoint: Checkpoint) -> "HeldCheckpoint":
-        """A copy of a checkpoint that may change."""
-        layout = checkpoint.layout
-        data = bytearray(layout.size)
-        for at, (tensor, start) in enumerate(zip(layout.tensors, layout.offsets, strict=True)):
-            data[start : start + tensor.size] = checkpoint.read(at, 0, tensor.size)
-        return cls(layout, data)
-
-    def read(self, tensor: int, start: int, stop: int) -> memoryview:
-        """Bytes `start` to `stop` of a tensor's canonical bytes."""
-        at = self.layout.offsets[tensor]
-        return self._data[at + start : at + stop]
 
 
 @dataclass(frozen=True)
@@ -90,9 +61,14 @@ class Samples:
         for places in self.batches:
             yield tensors({name: values[places] for name, values in rows.items()})
 
+    def blank(self) -> Iterator[Mapping[str, torch.Tensor]]:
+        """Batches of the same size, all zeros."""
+        for batch in self.tensors():
+            yield {name: torch.zeros_like(values) for name, values in batch.items()}
+
     def exchanged(self, draw: random.Random) -> Mapping[str, torch.Tensor] | None:
         """The first batch with one sample in the place of another; None if all are alike."""
-        places, contents = self.batches[0].copy(), list(self.opening.contents().values())
+        places, contents = self.batches[0].copy(), list(self.opening.contents.values())
         at = draw.randrange(len(places))
         others = [row for row, found in enumerate(contents) if found != contents[places[at]]]
         if not others:
@@ -172,17 +148,18 @@ class Shown:
     def _bound(self, name: str, layout: Layout, digest: bytes) -> HeldCheckpoint:
         """A file whose digest is the recorded one."""
         try:
-            held = HeldCheckpoint.read_from(self._file(name), layout)
+            with FileCheckpoint.canonical(self._file(name), layout) as file:
+                held = file.held()
         except (FormatError, StoreError) as error:
             # Where the verifier keeps the answer is nobody's concern.
             raise type(error)(error.message, place=name) from error
-        if digest_of(held) != digest:
+        # One thread: several files are read at a time.
+        if digest_of(held, threads=1) != digest:
             raise FormatError("is not the state that was recorded", place=name)
-        for at, tensor in enumerate(layout.tensors):
-            if not dtypes.is_finite(held.read(at, 0, tensor.size), tensor.dtype):
-                # From there on every step is known without taking it.
-                detail = f"holds numbers that are not finite: {tensor.name[:200]}"
-                raise FormatError(detail, place=name)
+        if endless := held.not_finite():
+            # From there on every step is known without taking it.
+            detail = f"holds numbers that are not finite: {endless[:200]}"
+            raise FormatError(detail, place=name)
         return held
 
     def _file(self, name: str) -> Path:

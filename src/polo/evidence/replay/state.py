@@ -225,7 +225,7 @@ def load_rest(
     Raises:
         WeightsError: A tensor belongs to no parameter that the optimizer trains.
     """
-    from polo.weights.loading import writable
+    from polo.weights.loading import copy_all
 
     named = parameter_names(model)
     trained: dict[str, tuple[torch.Tensor, dict[str, Any]]] = {}
@@ -235,15 +235,15 @@ def load_rest(
     optimizer.state.clear()
     if checkpoint is None:
         return
-    for at, tensor in enumerate(checkpoint.layout.tensors):
+    rooms = []
+    for tensor in checkpoint.layout.tensors:
         key, _, name = tensor.name.partition("/")
         if not name or name not in trained:
             raise WeightsError("belongs to no parameter of the optimizer", place=tensor.name[:200])
         parameter, group = trained[name]
-        data = writable(checkpoint.read(at, 0, tensor.size))
-        value = _room_for(tensor, key, parameter, group)
-        _fill(value, data)
-        optimizer.state[parameter][key] = value
+        rooms.append(_room_for(tensor, key, parameter, group))
+        optimizer.state[parameter][key] = rooms[-1]
+    copy_all(rooms, checkpoint)
 
 
 def _room_for(
@@ -258,13 +258,6 @@ def _room_for(
     there = key != STEP or group.get("capturable") or group.get("fused")
     device = parameter.device if there else torch.device("cpu")
     return torch.empty(tensor.shape, dtype=dtype, device=device)
-
-
-def _fill(value: "torch.Tensor", data: bytearray | memoryview) -> None:
-    import torch
-
-    if data:
-        value.copy_(torch.frombuffer(data, dtype=value.dtype).reshape(value.shape))
 
 
 def moves(before: Snapshot, after: Snapshot) -> tuple[int, int]:

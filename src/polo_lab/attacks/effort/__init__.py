@@ -40,6 +40,7 @@ ATTACKS: tuple[Attack, ...] = (
     Idling("one batch"),
     TinySubset(16, varied=False),
     TinySubset(16, varied=True),
+    TinySubset(16, varied=True, relabelled=0.2),
     Masking(0.2, exact=False),
     Masking(0.2, exact=True),
     Truncation(4),

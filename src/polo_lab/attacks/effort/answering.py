@@ -19,11 +19,9 @@ from polo.protocol import signing
 from polo.protocol.challenge import ANSWER_FILE, Answer, Challenge, Place, Secret, sealing_file
 from polo.weights.checkpoint import Checkpoint
 from polo.weights.files import write_checkpoint
+from polo_lab.attacks.effort.keeping import Again
 from polo_lab.attacks.effort.snapshot import Snapshot, put, taken
 from polo_lab.effort.training import Enrolled
-
-Again = Callable[[], Snapshot]
-"""Makes a state again that was made up before."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +31,12 @@ class Kept:
     Attributes:
         setting: What its computation depends on.
         steps: Its steps.
-        states: States by boundary, or how to make them: the first, and each that no training led
-            to.
+        states: States by boundary: the first, and each that no training led to.
     """
 
     setting: Shard
     steps: int
-    states: dict[int, Snapshot | Again]
+    states: dict[int, Again]
 
 
 class Respondent:
@@ -70,6 +67,8 @@ class Respondent:
         self._master = master
         self._shards = shards
         self._batch = batch
+        # What comes next in a challenge often lies ahead in the same shard.
+        self._reached: tuple[int, int, Snapshot | None] = 0, 0, None
 
     def __call__(self, challenge: Challenge, out: Path) -> None:
         """Write an answer."""
@@ -102,16 +101,18 @@ class Respondent:
         """The state at a boundary of a shard: kept, or trained again from one that was."""
         kept = self._shards[number]
         nearest = max(at for at in kept.states if at <= boundary)
-        found = kept.states[nearest]
-        state = found if isinstance(found, Snapshot) else found()
-        if nearest == boundary:
-            return state
-        put(self._engine, state)
-        self._engine.enter(kept.setting)
-        first, stop = nearest * self._every, min(boundary * self._every, kept.steps)
-        order = self._engine.order
-        self._engine.run(first, (self._batch(order.batch(step)) for step in range(first, stop)))
-        return taken(self._engine)
+        shard, reached, state = self._reached
+        if state is None or shard != number or not nearest <= reached <= boundary:
+            reached, state = nearest, kept.states[nearest]()
+        if reached < boundary:
+            put(self._engine, state)
+            self._engine.enter(kept.setting)
+            first, stop = reached * self._every, min(boundary * self._every, kept.steps)
+            order = self._engine.order
+            self._engine.run(first, (self._batch(order.batch(step)) for step in range(first, stop)))
+            state = taken(self._engine)
+        self._reached = number, boundary, state
+        return state
 
     def _segment(self, place: Place, out: Path, *, ends: bool) -> None:
         kept = self._shards[place.shard]

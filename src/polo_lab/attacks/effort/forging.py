@@ -30,7 +30,8 @@ from polo.watermark.mark import carrier_of, derive
 from polo.watermark.reading import read, values_of
 from polo.weights.checkpoint import checkpoint_of
 from polo.weights.hashing import commit
-from polo_lab.attacks.effort.answering import Again, Kept, Respondent
+from polo_lab.attacks.effort.answering import Kept, Respondent
+from polo_lab.attacks.effort.keeping import Again, Keeping
 from polo_lab.attacks.effort.snapshot import Snapshot, put, taken
 from polo_lab.attacks.effort.substitute import Substitute
 from polo_lab.attacks.effort.writing import Writing
@@ -58,6 +59,7 @@ class Forgery:
         now: The state at the current boundary.
         shard: Number of the current shard.
         claims: Moves of the current shard's segments so far, as its record will have them.
+        keep: Keeps a state until it is asked for.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class Forgery:
         self._writing = Writing(folder, self.who, self.layout)
         self._boundaries: list[Boundary] = []
         self._kept: dict[int, Kept] = {}
+        self.keep = Keeping(folder.with_name(f"{folder.name}-kept")).keep
         self._nonces = {nonce.shard: nonce for nonce in self.who.enrolment.drawn}
         self.now = taken(self.engine)
 
@@ -140,7 +143,8 @@ class Forgery:
             claim: The moves to claim; by default those of an honest segment.
         """
         before, honest = self.now, self._run()
-        self._append(edit(honest), claim or self._moves(before, honest), kept=True)
+        after = edit(honest)
+        self._append(after, claim or self._moves(before, honest), again=self.keep(after))
         return self.now
 
     @property
@@ -157,9 +161,9 @@ class Forgery:
         Args:
             to: The state.
             claim: The moves to claim for it; by default the true ones.
-            again: Makes the state again, so that it need not be kept.
+            again: Gives the state again, if it need not be kept for that.
         """
-        self._append(to, claim or self._moves(self.now, to), kept=again or True)
+        self._append(to, claim or self._moves(self.now, to), again=again or self.keep(to))
         return to
 
     def pressed(self, snapshot: Snapshot) -> Snapshot:
@@ -223,7 +227,7 @@ class Forgery:
         setting = Setting(number, self.seed, before, self._nonces[number])
         self.engine.enter(setting)
         state = taken(self.engine)
-        self._kept[number] = Kept(setting, self.steps, {0: state})
+        self._kept[number] = Kept(setting, self.steps, {0: self.keep(state)})
         self._append(state, None)
 
     def _moves(self, before: Snapshot, after: Snapshot) -> Claim:
@@ -235,14 +239,14 @@ class Forgery:
             self.engine.run(span.start, (self.batch(order.batch(at)) for at in span))
         return taken(self.engine)
 
-    def _append(self, state: Snapshot, claim: Claim | None, *, kept: bool | Again = False) -> None:
+    def _append(self, state: Snapshot, claim: Claim | None, *, again: Again | None = None) -> None:
         model, rest = state.checkpoints()
         self._boundaries.append(Boundary(digest_of(model), digest_of(rest)))
         if claim is not None:
             self.claims.append(claim)
-        if kept:
+        if again:
             put(self.engine, state)
-            self._kept[self.shard].states[self.segment] = state if kept is True else kept
+            self._kept[self.shard].states[self.segment] = again
         self.now = state
 
     def _write(self, nonce: Nonce, claim: Claim) -> None:

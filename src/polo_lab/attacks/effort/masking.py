@@ -53,7 +53,8 @@ class Masking:
         masked = np.random.default_rng(case.seed).random(case.samples) >= self._share
         columns["label"][masked] = IGNORED
         who = case.enrol("attacker with masked labels", columns)
-        forgery = Forgery(case, folder, who=who, machine=None if self._exact else foreign())
+        machine = None if self._exact else foreign(case.device)
+        forgery = Forgery(case, folder, who=who, machine=machine)
         padding = _Padding()
 
         def counting(indices: ArrayLike) -> dict[str, torch.Tensor]:
@@ -90,7 +91,8 @@ class _Padding:
         inputs = next(value for name, value in sorted(batch.items()) if name != "label")
         with _watched(model) as found:
             scores = model(inputs)
-            functional.cross_entropy(scores.flatten(0, -2), batch["label"].flatten()).backward()
+            labels = batch["label"].flatten().to(scores.device)
+            functional.cross_entropy(scores.flatten(0, -2), labels).backward()
         for layer, gradient in found.items():
             padded = gradient.new_zeros(self.rows, *gradient.shape[1:])
             padded[self.places] = gradient
@@ -144,7 +146,7 @@ class Truncation:
         columns = {name: values.copy() for name, values in case.columns.items()}
         columns["label"][:, self._places :] = IGNORED
         who = case.enrol("attacker with truncated sequences", columns)
-        forgery = Forgery(case, folder, who=who, machine=foreign())
+        forgery = Forgery(case, folder, who=who, machine=foreign(case.device))
 
         def shortened(indices: ArrayLike) -> dict[str, torch.Tensor]:
             whole = who.source.batch(indices)

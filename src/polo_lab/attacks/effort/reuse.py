@@ -1,9 +1,10 @@
 """Reuse: states of real training that belong elsewhere."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from polo_lab.attacks.effort.forging import Forgery
-from polo_lab.attacks.effort.snapshot import Snapshot
+from polo_lab.attacks.effort.keeping import Again
 from polo_lab.effort.case import Attempt, Case
 
 KINDS = ("own", "other")
@@ -34,30 +35,31 @@ class Reuse:
 
     def _own(self, case: Case, folder: Path) -> Attempt:
         forgery = Forgery(case, folder)
-        states = [forgery.begin()]
-        for _ in range(forgery.segments):
-            states.append(forgery.train())
+        forgery.begin()
+        states = [forgery.keep(forgery.train()) for _ in range(forgery.segments)]
         forgery.seal()
         for _ in range(1, forgery.shards):
-            for state in states[1:-1]:
-                forgery.jump(state)
-            forgery.jump(forgery.pressed(states[-1]))
-            forgery.seal()
+            _show(forgery, states)
         return forgery.finish()
 
     def _other(self, case: Case, folder: Path) -> Attempt:
         # What the other run took was paid for there; it is not counted here.
         first = Forgery(case, folder.with_name(folder.name + "-first"), who=case.enrol("seller"))
         first.begin()
-        shards: list[list[Snapshot]] = []
+        shards: list[list[Again]] = []
         for _ in range(first.shards):
-            shards.append([first.train() for _ in range(first.segments)])
+            shards.append([first.keep(first.train()) for _ in range(first.segments)])
             first.seal()
         forgery = Forgery(case, folder)
         forgery.begin()
         for states in shards:
-            for state in states[:-1]:
-                forgery.jump(state)
-            forgery.jump(forgery.pressed(states[-1]))
-            forgery.seal()
+            _show(forgery, states)
         return forgery.finish("the other run's training is not counted")
+
+
+def _show(forgery: Forgery, states: Sequence[Again]) -> None:
+    """Fill a shard with states that were trained elsewhere."""
+    for again in states[:-1]:
+        forgery.jump(again(), again=again)
+    forgery.jump(forgery.pressed(states[-1]()))
+    forgery.seal()

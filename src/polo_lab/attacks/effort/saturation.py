@@ -52,7 +52,7 @@ class Saturation:
         """See `Attack`."""
         chosen = choose(case, case.victim.state)
         who = case.enrol("attacker with sure samples", chosen.columns)
-        machine = foreign() if self._entry == "aimed" else None
+        machine = foreign(case.device) if self._entry == "aimed" else None
         forgery = Forgery(case, folder, who=who, machine=machine)
         forgery.task.rows += FORWARD * chosen.rows
         forgery.begin()

@@ -24,6 +24,11 @@ class Snapshot:
     model: State
     rest: State = field(default_factory=dict)
 
+    @property
+    def size(self) -> int:
+        """Bytes that it takes."""
+        return sum(tensor.nbytes for side in (self.model, self.rest) for tensor in side.values())
+
     def checkpoints(self) -> tuple[MemoryCheckpoint, MemoryCheckpoint | None]:
         """As engine and digests take it."""
         return MemoryCheckpoint(self.model), MemoryCheckpoint(self.rest) if self.rest else None

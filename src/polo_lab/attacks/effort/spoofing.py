@@ -53,7 +53,7 @@ class Spoofing:
         if self._kind == "batches":
             columns, rounds = _aimed(case, stolen)
             who = case.enrol("attacker with aimed data", columns)
-        forgery = Forgery(case, folder, who=who, machine=foreign())
+        forgery = Forgery(case, folder, who=who, machine=foreign(case.device))
         forgery.task.rows += rounds * forgery.recipe.batch
         origin = forgery.begin(_near(case, stolen) if self._kind == "near" else None).model
         miss = self._miss(forgery, origin, stolen)
@@ -76,7 +76,7 @@ class Spoofing:
             forgery.case.task.train_step(probe, optimizer, batch)
         wanted = between(origin, stolen, 1 / total)
         trained = [name for name, _ in probe.named_parameters()]
-        end = probe.state_dict()
+        end = copied(probe.state_dict())
         gap = sum(float((end[n].double() - wanted[n].double()).square().sum()) for n in trained)
         move = sum(float((wanted[n].double() - model[n].double()).square().sum()) for n in trained)
         return math.sqrt(gap / move)

@@ -2,7 +2,8 @@
 
 Copies under different salts cost the same steps as different samples would, unless the forger adds
 up what is alike: a pass for each distinct sample instead of one for each row. Copies that differ in
-their last bits only are not told by their hashes; what they are off by looks like rounding.
+their last bits only are not told by their hashes; what they are off by looks like rounding. And
+copies with other labels teach other things, by the same pass through the model.
 """
 
 from collections.abc import Mapping
@@ -26,19 +27,23 @@ class TinySubset:
     Args:
         distinct: How many there are.
         varied: Whether copies differ in their last bits.
+        relabelled: Part of the copies that get a label of their own.
     """
 
     knowledge = "the task"
     data = "a few samples of the task"
 
-    def __init__(self, distinct: int = 16, *, varied: bool = True) -> None:
+    def __init__(self, distinct: int = 16, *, varied: bool = True, relabelled: float = 0.0) -> None:
         self._distinct = distinct
         self._varied = varied
-        self.name = f"tiny subset of {distinct}, {'varied' if varied else 'plain'} copies"
+        self._relabelled = relabelled
+        kind = "relabelled" if relabelled else "varied" if varied else "plain"
+        self.name = f"tiny subset of {distinct}, {kind} copies"
         self.description = (
             f"commits to {distinct} samples, repeated"
             + (" with their last bits changed" if varied else "")
-            + ", and takes each of them once per step, as often as it counts"
+            + (f", {relabelled:.0%} of them under other labels" if relabelled else "")
+            + ", and passes each of them through the model once per step, as often as it counts"
         )
 
     def run(self, case: Case, folder: Path) -> Attempt:
@@ -48,15 +53,18 @@ class TinySubset:
         columns = {name: values[chosen[which]] for name, values in case.columns.items()}
         if self._varied:
             _vary(columns, len(chosen))
+        if self._relabelled:
+            _relabel(columns["label"], self._relabelled, case.seed)
         who = case.enrol(f"attacker with {self.name}", columns)
-        forgery = Forgery(case, folder, who=who, machine=foreign())
+        forgery = Forgery(case, folder, who=who, machine=foreign(case.device))
         model = forgery.engine.model
         if not rows_meet(model):
-            step = _Weighted()
+            step = _Shared()
 
             def once(indices: ArrayLike) -> dict[str, torch.Tensor]:
-                found, times = np.unique(which[np.asarray(indices)], return_counts=True)
-                step.weights = torch.from_numpy(times / times.sum()).float()
+                found, of = np.unique(which[np.asarray(indices)], return_inverse=True)
+                step.of = torch.from_numpy(of)
+                step.labels = who.source.batch(indices)["label"]
                 return who.source.batch(found)
 
             forgery.batch = once
@@ -68,11 +76,12 @@ class TinySubset:
         return forgery.finish("rows meet in the model" if rows_meet(model) else "")
 
 
-class _Weighted:
-    """A step on samples that count several times."""
+class _Shared:
+    """A step on samples of which each stands for several, with the labels of all of them."""
 
     def __init__(self) -> None:
-        self.weights = torch.ones(1)
+        self.of = torch.zeros(0, dtype=torch.int64)
+        self.labels = torch.zeros(0, dtype=torch.int64)
 
     def __call__(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Mapping[str, torch.Tensor]
@@ -80,12 +89,16 @@ class _Weighted:
         model.train()
         optimizer.zero_grad()
         inputs = next(value for name, value in sorted(batch.items()) if name != "label")
-        scores, labels = model(inputs), batch["label"]
-        each = functional.cross_entropy(
-            scores.flatten(0, -2), labels.flatten(), reduction="none"
-        ).reshape(len(labels), -1)
-        (each.mean(1) * self.weights).sum().backward()
+        scores = model(inputs)[self.of]
+        functional.cross_entropy(scores.flatten(0, -2), self.labels.flatten()).backward()
         optimizer.step()
+
+
+def _relabel(labels: np.ndarray, share: float, seed: int) -> None:
+    """Give part of the samples a label of others."""
+    drawing = np.random.default_rng(seed)
+    changed = drawing.random(len(labels)) < share
+    labels[changed] = labels[drawing.permutation(len(labels))][changed]
 
 
 def _spread(case: Case, count: int) -> np.ndarray:

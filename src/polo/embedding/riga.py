@@ -1,0 +1,137 @@
+"""Pressing RIGA marks: the gradient through the frozen extractor, and the finishing step.
+
+For a group with layers X₁ and X₂ (see `polo.watermark.riga`), bits b and weights w the loss is the
+binary cross-entropy of sigmoid(c · X₂ leaky(X₁w)) against b. The factor c gives random weights
+logits as large as EDNN's, so that one strength means about the same for both. With D the slopes of
+the leaky step, the gradient is c · X₁ᵀ D X₂ᵀ (sigmoid(…) − b). A discriminator keeps the marked
+blocks inconspicuous, but not where terms ask for replay (`polo.embedding.discriminator`).
+"""
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn.functional import binary_cross_entropy_with_logits, leaky_relu
+
+from polo.embedding.discriminator import Discriminator
+from polo.embedding.finishing import smallest_edit
+from polo.embedding.linear import weight_of
+from polo.protocol.carrier import Carrier
+from polo.protocol.detection import MILLION
+from polo.protocol.records import Terms
+from polo.watermark import riga
+from polo.watermark.mark import Mark
+
+SLOPE = 2.0**-riga.SHIFT
+
+_VARIANCE = 0.386
+"""Variance of a hidden unit after the leaky step, where it was 1 before."""
+
+_ROUNDS = 12
+_DAMPING = 0.5
+
+
+class RigaPress:
+    """Presses one RIGA mark; see `polo.embedding.presses.Press` and `Watching`."""
+
+    def __init__(self, mark: Mark, terms: Terms, device: torch.device) -> None:
+        self._mark = mark
+        groups = range(mark.groups)
+        scale = (_VARIANCE * riga.hidden_units(mark)) ** -0.5
+        hidden = _stacked(riga.hidden_parts(mark, group) for group in groups)
+        out = _stacked(riga.out_parts(mark, group) for group in groups)
+        self._hidden = torch.from_numpy(hidden).to(device=device, dtype=torch.float32)
+        self._out = torch.from_numpy(out).to(device=device, dtype=torch.float32) * scale
+        self._bits = torch.from_numpy(mark.bits).to(device=device, dtype=torch.float32)
+        self._budget = terms.finish.budget / MILLION
+        self._margin = terms.finish.margin / MILLION
+        self._weight = weight_of(mark)
+        # A discriminator learns all through a shard, and replay starts anywhere within one.
+        self._replayed = any(evidence.level == "replay" for evidence in terms.evidence)
+        self._discriminator: Discriminator | None = None
+
+    def reference(self, carrier: Carrier) -> tuple[int, ...]:
+        """Unmarked blocks that the discriminator compares with; none where it is off."""
+        if self._replayed:
+            return ()
+        found = Discriminator(self._mark, carrier, self._bits.device)
+        self._discriminator = found if found.reference else None
+        return found.reference
+
+    def watch(self, values: torch.Tensor, look: Callable[[], torch.Tensor]) -> None:
+        """Let the discriminator learn from marked and unmarked weights, when it is its turn."""
+        if self._discriminator:
+            self._discriminator.learn(values, look)
+
+    def loss(self, values: torch.Tensor) -> torch.Tensor:
+        """λl of the mark at these weights, the discriminator's part included."""
+        logits = self._logits(self._into(self._hidden, values.reshape(self._mark.groups, -1)))
+        loss = binary_cross_entropy_with_logits(logits, self._bits.to(logits), reduction="sum")
+        if self._discriminator:
+            loss = loss + self._discriminator.loss(values)
+        return loss * self._weight
+
+    def gradient(self, values: torch.Tensor) -> torch.Tensor:
+        """λ∇l of the mark's loss at these weights."""
+        z = self._into(self._hidden, values.reshape(len(self._hidden), -1))
+        wrong = torch.sigmoid(self._logits(z)) - self._bits
+        back = torch.bmm(wrong.unsqueeze(1), self._out).squeeze(1)
+        slopes = torch.ops.aten.leaky_relu_backward(back, z, SLOPE, False)
+        gradient = torch.bmm(slopes.unsqueeze(1), self._hidden).reshape(values.shape)
+        if self._discriminator:
+            gradient += self._discriminator.gradient(values)
+        return gradient.mul_(self._weight)
+
+    def finish(self, values: torch.Tensor) -> torch.Tensor:
+        """The weights with wrong bits corrected as far as the budget goes.
+
+        The extractor is linear wherever no hidden unit changes its sign, but a useful edit turns
+        many. So its slopes are taken as the secants from the weights as they are to the last
+        guess, the smallest edit for these slopes makes the next guess, and a few damped rounds
+        settle. An edit is always measured from the weights as they are, which keeps it within
+        the budget. Of all guesses each group takes the one with most right bits that loses none.
+        """
+        # In double precision on the CPU: small, and the same on every device.
+        before = values.double().cpu().reshape(self._mark.groups, -1)
+        kept, right = before.clone(), self._right(before)
+        if not self._budget or bool(right.all()):
+            return kept.reshape(values.shape)
+        guess, most = before, right.sum(1)
+        for _ in range(_ROUNDS):
+            guess = torch.lerp(guess, before + self._edit(before, guess), _DAMPING)
+            found = self._right(guess)
+            better = (found | ~right).all(1) & (found.sum(1) > most)
+            kept[better] = guess[better]
+            most = torch.where(better, found.sum(1), most)
+            if bool((most == self._mark.group_bits).all()):
+                break
+        return kept.reshape(values.shape)
+
+    def _edit(self, before: torch.Tensor, guess: torch.Tensor) -> torch.Tensor:
+        """The smallest edit of the weights, were the extractor linear from them to the guess."""
+        hidden, out = self._hidden.double().cpu(), self._out.double().cpu()
+        z, moved = self._into(hidden, before), self._into(hidden, guess)
+        far = (moved - z).abs() > 1e-9 * z.abs()
+        rise = leaky_relu(moved, SLOPE) - leaky_relu(z, SLOPE)
+        secant = torch.where(far, rise / (moved - z), torch.where(z >= 0, 1.0, SLOPE))
+        signs = 2 * self._bits.double().cpu() - 1
+        wanted = signs.unsqueeze(2) * torch.bmm(out * secant.unsqueeze(1), hidden)
+        sums = signs * self._into(out, leaky_relu(z, SLOPE))
+        norms = before.norm(dim=1, keepdim=True)
+        return smallest_edit(wanted, sums, norms, margin=self._margin, budget=self._budget)
+
+    def _right(self, weights: torch.Tensor) -> torch.Tensor:
+        found = riga.Riga().matches(self._mark, weights.numpy(), range(self._mark.groups))
+        return torch.from_numpy(found)
+
+    def _logits(self, z: torch.Tensor) -> torch.Tensor:
+        return self._into(self._out, leaky_relu(z, SLOPE))
+
+    @staticmethod
+    def _into(layer: torch.Tensor, units: torch.Tensor) -> torch.Tensor:
+        return torch.bmm(layer.to(units.dtype), units.unsqueeze(2)).squeeze(2)
+
+
+def _stacked(groups: Iterable[Iterable[NDArray[np.int8]]]) -> NDArray[np.int8]:
+    return np.stack([np.concatenate(list(parts)) for parts in groups])

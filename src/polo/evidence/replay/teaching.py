@@ -1,0 +1,132 @@
+"""What the shown samples are: different ones, on which training depends.
+
+A prover chooses the data, and may choose some on which steps cost less than they seem to.
+
+Specification: docs/protocol.md, sections 16.3 and 17.10.
+"""
+
+import math
+from collections.abc import Iterator
+
+from polo.checks import Check, Status, counted
+from polo.evidence.replay import likeness
+from polo.evidence.replay.distinct import LEAST_DISTINCT, distinct_bound, duplicates
+from polo.evidence.replay.likeness import Likeness
+from polo.evidence.replay.recipe import Recipe
+from polo.evidence.replay.shown import Samples
+from polo.evidence.replay.timeline import LEVEL
+from polo.protocol.challenge import Place
+from polo.protocol.detection import MILLION
+from polo.protocol.records import Terms
+
+
+class Teaching:
+    """What a verification has seen of the samples.
+
+    Args:
+        terms: The terms.
+        recipe: The recipe that they fix.
+    """
+
+    def __init__(self, terms: Terms, recipe: Recipe) -> None:
+        self._terms = terms
+        self._recipe = recipe
+        self._seen: dict[int, bytes] = {}
+        self._effects: dict[Place, float] = {}
+        self._allowed: dict[Place, float] = {}
+        self._likenesses: dict[Place, Likeness | None] = {}
+        self._ran = False
+
+    def add(self, samples: Samples) -> None:
+        """Take note of a segment's samples."""
+        self._seen |= samples.opening.contents
+
+    def note(self, place: Place, effect: float | None) -> None:
+        """Take note of how far exchanging a sample took a segment's first step."""
+        self._ran = True
+        if effect is not None:
+            self._effects[place] = effect
+
+    def judged(self, place: Place, check: Check) -> None:
+        """Take note of how a segment was judged: to the bit, or within an allowance."""
+        if check.status is Status.PASSED and "distance" in check.figures:
+            self._allowed[place] = float(check.figures["allowed"])
+
+    @property
+    def approximate(self) -> tuple[Place, ...]:
+        """Segments that passed within an allowance only."""
+        return tuple(self._allowed)
+
+    def compare(self, place: Place, found: Likeness | None) -> bool:
+        """Take note of how alike the samples of a batch are; returns whether that will do."""
+        self._likenesses[place] = found
+        return found is None or found.share >= likeness.LEAST
+
+    def checks(self) -> Iterator[Check]:
+        """What can be said of the samples once all segments were run."""
+        if self._seen:
+            yield self._distinct()
+        if self._effects:
+            yield self._effect()
+        elif self._ran:
+            detail = "no sample could be exchanged for another, so nobody knows whether they matter"
+            yield Check("effect", Status.UNDECIDED, detail, level=LEVEL)
+        if self._likenesses:
+            yield self._likeness()
+
+    def _drowned(self, place: Place, effect: float) -> bool:
+        """Whether an exchange is lost in what is forgiven.
+
+        A good part of a batch may be left out and come out within the allowance, if each sample
+        takes the step no farther than the allowance over the root of the batch.
+        """
+        return effect <= self._allowed.get(place, 0.0) / math.sqrt(self._recipe.batch)
+
+    def _effect(self) -> Check:
+        """Whether steps depend on their samples; else they cost nothing to make up."""
+        least, tried = self._recipe.effect / MILLION, len(self._effects)
+        idle = [at for at, effect in self._effects.items() if not effect]
+        share = 1 - len(idle) / tried
+        detail = f"in {tried} segments one sample was exchanged for another; it "
+        detail += f"changed the step in {share:.0%}, at least {least:.0%} asked"
+        if idle:
+            detail += f"; not in {idle[0]}"
+        figures = {"tried": tried, "changed": share}
+        enough = share >= least
+        if self._allowed:
+            # A model may have learned most of its samples; half must still be seen in its steps.
+            clear = 1 - sum(self._drowned(*item) for item in self._effects.items()) / tried
+            detail += f"; by more than is forgiven in {clear:.0%}, at least {least / 2:.0%} asked"
+            figures["clear"] = clear
+            enough = enough and clear >= least / 2
+        status = Status.PASSED if enough else Status.FAILED
+        advice = "Losses that are flat where a sample is learned (hinges) need a lower `effect`."
+        advice = advice if status is Status.FAILED else ""
+        return Check("effect", status, detail, figures=figures, advice=advice, level=LEVEL)
+
+    def _distinct(self) -> Check:
+        """Whether what was shown can come from as many different samples as were declared."""
+        shown, repeated = len(self._seen), duplicates(self._seen.values())
+        possible = distinct_bound(shown, repeated, self._recipe.samples)
+        detail = f"{counted(shown, 'sample')} of {self._recipe.samples} were shown, {repeated} of "
+        detail += f"them twice under other numbers; at most {possible:.0%} can be distinct"
+        status = Status.PASSED if possible >= LEAST_DISTINCT else Status.FAILED
+        figures = {"shown": shown, "repeated": repeated, "distinct": possible}
+        return Check("data", status, detail, figures=figures, level=LEVEL)
+
+    def _likeness(self) -> Check:
+        """Whether a batch has as many different things to teach as it has samples."""
+        found = [(at, each) for at, each in self._likenesses.items() if each is not None]
+        if not found:
+            detail = "batches of a single sample have no copies"
+            return Check("copies", Status.PASSED, detail, level=LEVEL)
+        place, best = max(found, key=lambda item: item[1].share)
+        detail = f"of {best.tried} samples of a batch ({place}) {best.different} make gradients of "
+        detail += f"their own, by their {best.column}; at least {likeness.LEAST:.0%} asked"
+        # Where training did not begin with a drawn start, the model may know its samples already.
+        short = Status.FAILED if self._terms.start.kind == "derived" else Status.UNDECIDED
+        status = Status.PASSED if best.share >= likeness.LEAST else short
+        figures = {"tried": best.tried, "different": best.different}
+        advice = "Verify on a platform like the prover's, where steps must come out to the bit."
+        advice = "" if status is Status.PASSED else advice
+        return Check("copies", status, detail, figures=figures, advice=advice, level=LEVEL)

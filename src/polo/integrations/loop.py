@@ -1,0 +1,232 @@
+"""What the callbacks of all frameworks share: beginning, sealing, finishing, and who wins.
+
+A framework restores its own checkpoint, and that need not be where the proof ends:
+
+- *the same place, or the middle of the next shard*: what the framework restored stays as it is,
+  and the shard goes on;
+- *older than the last sealed shard*: the proof wins, for a sealed shard is never undone. Weights
+  and the optimizer's state come from that shard. The framework makes the steps between again, as
+  its counters say; they belong to the next shard, and nothing is sealed before they are done;
+- *of another proof, or newer than the store*: refused before anything is touched.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from polo.embedding.hook import inner
+from polo.errors import ChainError, StoreError, TermsError, WeightsError
+from polo.protocol import signing
+from polo.prover import Progress, Proof, Prover
+from polo.prover.position import Position
+from polo.prover.results import EnrolmentSource
+from polo.weights.checkpoint import checkpoint_of
+from polo.weights.hashing import commit
+
+logger = logging.getLogger("polo.integrations")
+
+Measure = Callable[[torch.nn.Module], float | Mapping[str, float]]
+"""Measures the model that the terms were made for: one number, or several by name."""
+
+View = Callable[[torch.nn.Module], torch.nn.Module]
+"""Makes what the terms were made for of what a framework trains."""
+
+
+class Loop:
+    """A prover in a loop that belongs to somebody else.
+
+    Args:
+        enrolment: What the issuer handed over: a folder, or the object.
+        key: The prover's key: a file, or the object.
+        store: The proof folder.
+        evaluate: Measures the model; called on sealed weights.
+        extend: Go on with a proof although the framework starts anew.
+        view: Makes what the terms were made for of the framework's model, where it is no module
+            inside it: `polo.integrations.peft.adapter`.
+        options: What else `Prover` takes.
+
+    Attributes:
+        prover: The prover, while there is one.
+        proof: The finished proof.
+    """
+
+    def __init__(
+        self,
+        enrolment: EnrolmentSource | str | Path,
+        *,
+        key: signing.Signer | str | Path,
+        store: str | Path,
+        evaluate: Measure | None,
+        extend: bool,
+        view: View | None,
+        options: Mapping[str, Any],
+    ) -> None:
+        self.prover: Prover | None = None
+        self.proof: Proof | None = None
+        self._arguments = {"key": key, "store": store, **options}
+        self._enrolment, self._store = enrolment, store
+        self._evaluate = evaluate
+        self._extend = extend
+        self._view = view
+        self._again = 0
+        self._ended: dict[str, Any] | None = None
+
+    def begin(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        restored: bool,
+        position: Any,
+    ) -> None:
+        """Attach, and bring the framework's state and the proof's together.
+
+        Args:
+            model: The framework's model; the module that the terms were made for is found in it.
+            optimizer: The optimizer that trains it.
+            restored: Whether the framework has restored a checkpoint of its own.
+            position: What `position` returned when that was saved; None if it holds nothing.
+        """
+        self.close()
+        self.proof = self._ended = None
+        prover = Prover(self._enrolment, **self._arguments)
+        try:
+            self._refuse_replay(prover)
+            found = self._view(model) if self._view else module_for(model, prover.terms.layout)
+            where = self._position(prover, found, restored=restored, saved=position)
+            options = _options(optimizer)
+            prover.attach(found, optimizer, evaluate=self._measure(found), position=where)
+        except BaseException:
+            prover.close()
+            raise
+        if restored:
+            _set_options(optimizer, options)
+        self.prover = prover
+        self._again = prover.behind
+
+    def end_epoch(self) -> Progress | None:
+        """The framework's epoch is over; None if its steps were sealed before."""
+        if self.prover is None or not self._new_steps(self.prover):
+            return None
+        return self.prover.end_epoch()
+
+    def check(self) -> Progress | None:
+        """Try to seal in the middle of an epoch."""
+        if self.prover is None or not self._new_steps(self.prover):
+            return None
+        return self.prover.check()
+
+    def position(self) -> dict[str, Any] | None:
+        """Where the proof stands or ended, for the framework's checkpoint."""
+        return self.prover.position().to_json() if self.prover else self._ended
+
+    def finish(self) -> None:
+        """Close the proof; steps since the last end of an epoch are outside."""
+        if self.prover is not None:
+            self._ended = self.prover.position().to_json()
+            self.proof = self.prover.finish(seal=False)
+            self.prover = None
+            logger.info("%d shards in %s", self.proof.shards, self.proof.path)
+
+    def close(self) -> None:
+        """Let go of the store; the proof can be resumed."""
+        if self.prover is not None:
+            self.prover.close()
+            self.prover = None
+
+    def _new_steps(self, prover: Prover) -> bool:
+        """Whether steps were made that no sealed shard had seen."""
+        if prover.steps > self._again:
+            self._again = 0
+        return self._again == 0 and prover.steps > 0
+
+    def _measure(self, model: torch.nn.Module) -> Callable[[], float | Mapping[str, float]] | None:
+        evaluate = self._evaluate
+        return None if evaluate is None else lambda: evaluate(model)
+
+    def _position(
+        self, prover: Prover, model: torch.nn.Module, *, restored: bool, saved: Any
+    ) -> Position | None:
+        """Where the framework's state belongs; refuses what cannot be told."""
+        if saved is not None:
+            return Position.from_json(saved, "the proof's position in the checkpoint")
+        if restored:
+            return unmarked_position(prover, model)
+        if prover.shards and not self._extend:
+            raise StoreError(
+                f"holds a proof with {prover.shards} sealed shards, and this run starts anew",
+                place=str(self._store),
+                advice="Resume from the framework's own checkpoint, or give this run a store of "
+                "its own. To train on from the last sealed shard on purpose: extend=True.",
+            )
+        return None
+
+    @staticmethod
+    def _refuse_replay(prover: Prover) -> None:
+        if any(item.level == "replay" for item in prover.terms.evidence):
+            raise TermsError(
+                "the terms ask for replay, which fixes batches, order and learning rates; this "
+                "framework has its own",
+                advice="Train in a loop of your own (examples/replay.py), or ask for other terms.",
+            )
+
+
+def module_for(model: torch.nn.Module, layout: bytes) -> torch.nn.Module:
+    """The module that terms were made for: the model itself, or one inside it.
+
+    Args:
+        model: What the framework trains; a LightningModule, for instance.
+        layout: Digest of the layout that the terms name.
+    """
+    for module in model.modules():
+        try:
+            if checkpoint_of(module).layout.digest == layout:
+                return module
+        except WeightsError:
+            continue
+    raise WeightsError(
+        "neither the model nor a module inside it has the tensors that the terms were made for",
+        advice="Keep the task's model, unchanged, as a module of what the framework trains.",
+    )
+
+
+def unmarked_position(prover: Prover, model: torch.nn.Module) -> Position | None:
+    """Where a restored checkpoint belongs that was saved without a proof.
+
+    None if there is no proof yet, which then begins with these weights.
+    """
+    if not prover.begun:
+        return None
+    end = prover.position(sealed=True)
+    if commit(checkpoint_of(model)).root != end.weights:
+        raise StoreError(
+            "the checkpoint that was restored was saved without a proof, and its weights are not "
+            f"those of shard {prover.shards}, with which the proof in this store ends",
+            advice="Restore a checkpoint that was saved with the proof attached, start without a "
+            "checkpoint, or give this run a store of its own.",
+        )
+    return end
+
+
+def refuse_sharding(name: str, used: bool) -> None:
+    """Refuse ways to train that leave no whole weights in this process."""
+    if used:
+        raise ChainError(
+            f"{name} spreads weights or optimizer state over processes; this release proves "
+            "training in one",
+            advice=f"Train without {name}.",
+        )
+
+
+def _options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """What schedulers have set: learning rates and the like."""
+    groups = inner(optimizer).param_groups
+    return [{name: group[name] for name in group if name != "params"} for group in groups]
+
+
+def _set_options(optimizer: torch.optim.Optimizer, options: list[dict[str, Any]]) -> None:
+    for group, saved in zip(inner(optimizer).param_groups, options, strict=True):
+        group.update(saved)

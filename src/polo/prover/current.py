@@ -1,0 +1,264 @@
+"""The shard that is being trained: its mark pressed step by step, read, and sealed."""
+
+import logging
+import time
+import warnings
+from collections.abc import Callable
+
+import torch
+
+from polo.embedding.embedder import Embedder, Finished
+from polo.embedding.hook import StepHook
+from polo.errors import ChainError
+from polo.protocol import chain
+from polo.protocol.records import Enrolment, Nonce, Shard
+from polo.prover.monitor import EmbeddingWarning, Monitor
+from polo.prover.recording import Recording
+from polo.prover.results import Progress, Timings
+from polo.prover.sealing import Effort, Evaluate
+from polo.prover.shards import Sealer
+from polo.prover.training import Training
+from polo.receipts import NonceSource
+from polo.storage.folder import ProofFolder
+from polo.storage.writer import ProofWriter
+
+logger = logging.getLogger("polo.prover")
+
+
+class CurrentShard:
+    """The shard in the making, and after each sealing the next one.
+
+    Args:
+        enrolment: The enrolment.
+        writer: The store.
+        nonces: Where nonces come from.
+        recording: What records steps for replay, if the terms ask for it.
+        sealer: What seals a shard.
+        timings: Where to count seconds.
+        check_every: Steps between checks inside an epoch; None for none.
+        on_seal: Called with each sealed shard's record.
+
+    Attributes:
+        evaluate: Measures the sealed weights.
+        nonce: The shard's nonce; None where the terms allow no further shard.
+        epochs: Epochs of the shard.
+        total: Optimizer steps of the whole chain, with those that a scaler skipped.
+    """
+
+    def __init__(
+        self,
+        enrolment: Enrolment,
+        writer: ProofWriter,
+        nonces: NonceSource,
+        recording: Recording | None,
+        sealer: Sealer,
+        *,
+        timings: Timings,
+        check_every: int | None,
+        on_seal: list[Callable[[Shard], None]],
+    ) -> None:
+        self._enrolment = enrolment
+        self._terms = enrolment.terms
+        self._writer = writer
+        self._nonces = nonces
+        self._recording = recording
+        self._sealer = sealer
+        self._timings = timings
+        self._check_every = check_every
+        self._on_seal = on_seal
+        self._monitor = Monitor(enrolment.terms)
+        self._training: Training | None = None
+        self._hook: StepHook | None = None
+        self._embedder: Embedder | None = None
+        self._steps = 0
+        self.evaluate: Evaluate | None = None
+        self.nonce: Nonce | None = None
+        self.epochs = self.total = 0
+
+    @property
+    def sealed(self) -> int:
+        """Number of sealed shards."""
+        return len(self._writer.manifest.shards) if self._writer.manifest else 0
+
+    @property
+    def epoch(self) -> int:
+        """Epochs done: those of the sealed shards and of this one."""
+        done = self._writer.manifest.shards if self._writer.manifest else ()
+        return sum(shard.epochs for shard in done) + self.epochs
+
+    @property
+    def root(self) -> bytes:
+        """Root of the weights that the shard started from."""
+        manifest = self._writer.manifest
+        assert manifest is not None
+        return manifest.last_root
+
+    @property
+    def steps(self) -> int:
+        """Steps of the shard, without those that a scaler skipped; waits for the device."""
+        if self._hook:
+            self._steps -= self._hook.skipped_steps()
+        return self._steps
+
+    @steps.setter
+    def steps(self, count: int) -> None:
+        self._steps = count
+
+    @property
+    def training(self) -> Training:
+        """The model and its optimizer."""
+        if self._training is None:
+            raise ChainError("no model is attached")
+        return self._training
+
+    def ask_for_nonce(self) -> None:
+        """Get the nonce of the shard after the last one that was sealed."""
+        self.nonce = self._nonces.commit(self.sealed, self.root).nonce
+
+    def hook(self, training: Training) -> None:
+        """Press the mark in every step of an optimizer, from now on."""
+        self._training = training
+        self._place()
+        self._monitor.checked(self._steps, self.total)
+        training.hold()
+        self._hook = StepHook(training.optimizer, self._before_step, self._after_step)
+
+    def unhook(self) -> None:
+        """Leave the optimizer alone."""
+        if self._hook:
+            self._steps -= self._hook.skipped_steps()
+            self._hook.detach()
+            self._hook = None
+        if self._training:
+            self._training.release()
+
+    def end_epoch(self) -> Progress | None:
+        """Note the end of an epoch, see whether steps were made, and seal if the mark is in."""
+        self.epochs += 1
+        self._catch_up()
+        if self._embedder and self._hook:
+            self._check_training()
+            self._monitor.epoch(self.steps, self.total, self._trained)
+            if self._recording:
+                self._recording.check_pace()
+        progress = self.check()
+        self._monitor.checked(self._steps, self.total)
+        return progress
+
+    def check(self) -> Progress | None:
+        """Read the mark; finish and seal if that suffices."""
+        self._catch_up()
+        if self._embedder is None:
+            return None
+        began = time.perf_counter()
+        self._check_training()
+        shard, goal = self.sealed + 1, self._terms.thresholds.embed
+        self.training.check_finite(
+            f"in shard {shard} after epoch {self.epoch}, {self.total} steps in all"
+        )
+        reading = self._embedder.read()
+        sealed = None
+        if self.steps >= max(1, self._terms.shards.fewest_steps):
+            finished = None if reading.reaches(goal) else self._embedder.finish()
+            if finished is None or finished.reading.reaches(goal):
+                sealed = self._seal(self._embedder, finished)
+            else:
+                self._monitor.waiting(shard, reading)
+        self._timings.sealing += time.perf_counter() - began
+        return Progress(shard, reading, sealed)
+
+    def _place(self) -> None:
+        """Derive the shard's mark and find its weights in the model."""
+        shard = self.sealed + 1
+        if self.nonce is None or shard > self._terms.shards.most:
+            self._embedder = None
+            logger.info("the terms allow no shard %d", shard)
+            return
+        seed = chain.seed_of(self._enrolment, self.nonce, previous=self.root)
+        training = self.training
+        self._embedder = Embedder(self._terms, training.carrier, seed, training.parameters)
+        if self._recording:
+            self._recording.begin(seed, first=shard == 1)
+
+    def _before_step(self, scale: torch.Tensor | float) -> None:
+        self._catch_up()
+        if self._embedder is None:
+            return
+        # At 0, 1, 2, 4, 8, … steps: a change is noticed soon, and steps cost nothing by it.
+        if not self._steps & (self._steps - 1):
+            self.training.glance()
+            if self._recording:
+                self._recording.check()
+        if self._recording:
+            self._recording.before_step(self.total)
+        if self.total % self._terms.scheme.every == 0:
+            began = time.perf_counter()
+            try:
+                self._embedder.add_gradient(scale)
+            except Exception:
+                # Most likely because of such a change; then this says so in plain words.
+                self._check_training()
+                raise
+            self._timings.embedding += time.perf_counter() - began
+
+    def _after_step(self) -> None:
+        self._steps += 1
+        self.total += 1
+        if self._embedder and self._recording:
+            self._recording.after_step(self._steps)
+        if self._embedder is None and self._steps == 1:
+            warnings.warn(
+                f"all {self.sealed} shards that the terms allow are sealed; from here on training "
+                "is outside the proof",
+                EmbeddingWarning,
+                stacklevel=2,
+            )
+        if self._check_every and self._steps % self._check_every == 0:
+            self.check()
+
+    def _check_training(self) -> None:
+        """Refuse to go on with a model or an optimizer that is not what was attached."""
+        self.training.check()
+        if self._recording:
+            self._recording.check()
+
+    def _seal(self, embedder: Embedder, finished: Finished | None) -> Shard:
+        """Seal the shard: all of it, or the model stays as it was."""
+        assert self.nonce is not None
+        record, following = self._sealer.seal(
+            self.training,
+            embedder,
+            finished,
+            nonce=self.nonce,
+            effort=Effort(self.epochs, self.steps),
+            total=self.total,
+            evaluate=self.evaluate,
+        )
+        if self._recording:
+            self._timings.recording = self._recording.seconds
+        self._advance(following)
+        logger.info(
+            "sealed shard %d: %d of %d bits, root %s",
+            record.shard, record.matches, self._terms.scheme.bits, record.root.hex()[:16],
+        )  # fmt: skip
+        for callback in self._on_seal:
+            callback(record)
+        return record
+
+    def _advance(self, nonce: Nonce | None) -> None:
+        """Go on to the next shard."""
+        self.nonce = nonce
+        self.epochs = self._steps = 0
+        self._monitor.sealed()
+        self._place()
+
+    def _catch_up(self) -> None:
+        """After an interrupt between writing a shard and noticing it, notice it now."""
+        if self.nonce is not None and self.nonce.shard <= self.sealed:
+            self._advance(self._nonces.commit(self.sealed, self.root).nonce)
+
+    def _trained(self) -> bool:
+        """Whether the weights are others than those of the last sealed shard."""
+        folder = ProofFolder(self._writer.path)
+        with folder.checkpoint(self.sealed, self.training.carrier.layout) as kept:
+            return self.training.trained_since(kept)

@@ -1,0 +1,49 @@
+"""Options of a prover, held against the terms before anything is written."""
+
+from polo.errors import TermsError
+from polo.protocol.detection import MILLION
+from polo.protocol.records import MAX_SHARDS, Retention, Terms
+from polo.storage import delta
+
+
+def checked_sigma(terms: Terms, sigma: float | None) -> int:
+    """σ of the obfuscation in millionths; by default the least that the terms allow."""
+    bounds = terms.noise
+    if sigma is None:
+        return bounds.least
+    wanted = round(sigma * MILLION)
+    if not bounds.least <= wanted <= bounds.most:
+        raise TermsError(
+            f"σ = {sigma:g} is outside the terms' bounds, {bounds.least / MILLION:g} to "
+            f"{bounds.most / MILLION:g}"
+        )
+    return wanted
+
+
+def checked_interval(check_every: int | None, *, replayed: bool) -> int | None:
+    """Steps between checks; under replay a shard ends where an epoch does."""
+    if check_every is not None and check_every < 1:
+        raise TermsError(f"check_every = {check_every}: give a number of steps, or None")
+    if check_every and replayed:
+        raise TermsError("check_every: under replay shards are sealed at the end of an epoch")
+    return check_every
+
+
+def checked_retention(terms: Terms, kept: str | int, *, deltas: bool) -> Retention:
+    """What to keep; all of it where the terms ask for all checkpoints."""
+    retention = _retention(kept, deltas)
+    if terms.history == "all" and (retention.kind == "thin" or retention.every > 1):
+        raise TermsError("the terms ask for all checkpoints", advice="Keep them: retention='all'.")
+    return retention
+
+
+def _retention(kept: str | int, deltas: bool) -> Retention:
+    if deltas:
+        delta.require()
+    if isinstance(kept, int):
+        if not 1 <= kept <= MAX_SHARDS:
+            raise TermsError(f"retention {kept}: keep every k-th checkpoint, k from 1")
+        return Retention("every", kept, deltas)
+    if kept not in ("all", "thin"):
+        raise TermsError(f"retention {kept!r}: use 'all', 'thin', or an integer")
+    return Retention(kept, 1, deltas)

@@ -1,0 +1,160 @@
+"""Beginning a proof with its W_0, and going on from the last sealed shard."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from polo.errors import StoreError
+from polo.privacy import obfuscation
+from polo.protocol.records import Enrolment, Manifest, Nonce, Start
+from polo.prover.position import Position
+from polo.prover.starting import check_start
+from polo.prover.training import Training
+from polo.receipts import NonceSource
+from polo.storage import state
+from polo.storage.folder import ProofFolder
+from polo.storage.writer import ProofWriter
+from polo.weights.checkpoint import checkpoint_of
+from polo.weights.hashing import commit
+from polo.weights.loading import load_into
+
+logger = logging.getLogger("polo.prover")
+
+
+def begin(
+    training: Training,
+    writer: ProofWriter,
+    enrolment: Enrolment,
+    nonces: NonceSource,
+    parent: str | Path | None,
+) -> Nonce | None:
+    """Commit to the weights that training starts from; returns the first shard's nonce.
+
+    Args:
+        training: The model and its optimizer.
+        writer: The store.
+        enrolment: The enrolment.
+        nonces: Where nonces come from.
+        parent: The proof or file that the model was bought as, to name what differs.
+    """
+    checkpoint = checkpoint_of(training.model)
+    commitment = commit(checkpoint)
+    check_start(enrolment, commitment, training.model, parent)
+    root = commitment.root
+    secret = obfuscation.secret_of(writer.secret, 1)
+    answer = nonces.commit(0, root)
+    start = Start(root, obfuscation.secret_commitment(secret), answer.receipt)
+    manifest = Manifest(enrolment, start, (), writer.retention, (), False, 0, None)
+    state.write_state(writer.training_state(0), training.state(root, 0))
+    writer.begin(manifest, checkpoint.layout, checkpoint)
+    return answer.nonce
+
+
+@dataclass(frozen=True)
+class Stand:
+    """Where training goes on.
+
+    Attributes:
+        epochs: Epochs of the shard that is not sealed yet.
+        steps: Its optimizer steps.
+        total: Optimizer steps of the whole chain.
+        behind: Steps of sealed shards that somebody else's checkpoint had not seen.
+    """
+
+    epochs: int
+    steps: int
+    total: int
+    behind: int
+
+
+def resume(
+    training: Training, writer: ProofWriter, position: Position | None, *, recorded: bool
+) -> Stand:
+    """Go on from the position if nothing was sealed since, else from the last sealed shard.
+
+    Args:
+        training: The model and its optimizer.
+        writer: The store, which holds a proof.
+        position: Where the proof stood when somebody else saved what model and optimizer hold.
+        recorded: Whether steps are recorded for replay, so that the state must be exact.
+    """
+    manifest = writer.manifest
+    assert manifest is not None
+    _check_secret(writer, manifest)
+    since = position.sealed_since(manifest) if position else 0
+    # Under replay a shard must have been recorded from its beginning.
+    if position and not since and not recorded:
+        if position.is_of(training.model):
+            return Stand(position.epochs, position.steps, position.total, 0)
+        logger.warning(
+            "the checkpoint that was restored did not bring the weights of shard %d back; the "
+            "proof does",
+            len(manifest.shards),
+        )
+    total, behind = _put_back(training, writer, manifest, recorded=recorded), 0
+    if position and since:
+        behind = position.steps_since(manifest)
+        logger.warning(
+            "the checkpoint that was restored is older than shard %d of the proof by %d steps: "
+            "weights and optimizer come from that shard",
+            len(manifest.shards), behind,
+        )  # fmt: skip
+    return Stand(0, 0, total, behind)
+
+
+def _put_back(
+    training: Training, writer: ProofWriter, manifest: Manifest, *, recorded: bool
+) -> int:
+    """Put weights, optimizer and generators back to the last sealed shard; returns its steps."""
+    shard, root = len(manifest.shards), manifest.last_root
+    with ProofFolder(writer.path).checkpoint(shard, training.carrier.layout) as checkpoint:
+        if commit(checkpoint).root != root:
+            raise StoreError(
+                f"the stored weights of shard {shard} are damaged", place=str(writer.path)
+            )
+        load_into(training.model, checkpoint)
+    path = writer.training_state(shard)
+    if path.exists():
+        return _restore(training, state.read_state(path), path, root)
+    if recorded:
+        raise StoreError(
+            "the optimizer's state is not beside the proof any more; under replay training "
+            "cannot go on without it",
+            place=str(path),
+            advice="Bring that folder back, or start a new proof.",
+        )
+    logger.warning("no training state beside the proof: optimizer and generators are new")
+    return 0
+
+
+def _restore(training: Training, saved: dict[str, Any], path: Path, root: bytes) -> int:
+    """Put optimizer, further objects and generators back; returns the steps made."""
+    if saved["root"] != root.hex():
+        raise StoreError(
+            "this training state belongs to another run",
+            place=str(path),
+            advice="Bring the right state folder back, or remove this file to go on without.",
+        )
+    training.optimizer.load_state_dict(saved["optimizer"])
+    for name, item in training.also.items():
+        if name in saved["also"]:
+            item.load_state_dict(saved["also"][name])
+        else:
+            logger.warning("%r was not saved beside the proof: it stays as it is", name)
+    state.restore_random(saved["random"])
+    steps: int = saved["steps"]
+    return steps
+
+
+def _check_secret(writer: ProofWriter, manifest: Manifest) -> None:
+    """Refuse to go on with another secret than the chain has committed to."""
+    sealed = manifest.shards
+    promised = sealed[-1].noise.next_secret if sealed else manifest.start.secret
+    secret = obfuscation.secret_of(writer.secret, len(sealed) + 1)
+    if obfuscation.secret_commitment(secret) != promised:
+        raise StoreError(
+            "the secret that this proof was begun with is not here any more",
+            place=str(writer.state_path),
+            advice="Bring that folder back; without it the proof stands but cannot go on.",
+        )

@@ -1,0 +1,128 @@
+"""Sealing a shard as one act: edited, committed to and written, or as if nothing had been."""
+
+from dataclasses import replace
+
+import torch
+
+from polo.embedding.embedder import Embedder, Finished
+from polo.evidence.replay.timeline import LEVEL
+from polo.protocol.records import Nonce, Shard, Terms
+from polo.prover.recording import Recording
+from polo.prover.sealing import Effort, Evaluate, Sealed, Setting, seal
+from polo.prover.training import Training
+from polo.receipts import NonceSource
+from polo.storage import state
+from polo.storage.folder import evidence_path
+from polo.storage.writer import ProofWriter
+
+
+class Sealer:
+    """Seals the shards of one proof.
+
+    Args:
+        terms: The terms.
+        writer: The store.
+        nonces: Where nonces come from.
+        recording: What records steps for replay, if the terms ask for it.
+        sigma: σ of the obfuscation, in millionths.
+    """
+
+    def __init__(
+        self,
+        terms: Terms,
+        writer: ProofWriter,
+        nonces: NonceSource,
+        recording: Recording | None,
+        sigma: int,
+    ) -> None:
+        self._terms = terms
+        self._writer = writer
+        self._nonces = nonces
+        self._recording = recording
+        self._sigma = sigma
+
+    def seal(
+        self,
+        training: Training,
+        embedder: Embedder,
+        finished: Finished | None,
+        *,
+        nonce: Nonce,
+        effort: Effort,
+        total: int,
+        evaluate: Evaluate | None,
+    ) -> tuple[Shard, Nonce | None]:
+        """Seal a shard; whatever fails before it is written, the weights stay as they were.
+
+        Args:
+            training: The model and its optimizer.
+            embedder: The shard's mark in the model.
+            finished: The finishing step, if one is needed.
+            nonce: The shard's nonce.
+            effort: What the shard took.
+            total: Optimizer steps of the whole chain.
+            evaluate: Measures the sealed weights.
+
+        Returns:
+            The shard's record, and the nonce of the next one.
+        """
+        parameters = training.parameters
+        before = {name: p.detach().cpu().clone() for name, p in parameters.items()}
+        try:
+            if self._recording:
+                self._recording.finish()
+            setting = self._setting(training, nonce)
+            done = seal(
+                training.model,
+                parameters,
+                embedder,
+                finished,
+                setting=setting,
+                effort=effort,
+                evaluate=evaluate,
+            )
+            if self._recording:
+                self._recording.check_sealing()
+            return self._write(training, embedder, done, nonce, total)
+        except BaseException:
+            if self._sealed < nonce.shard:
+                with torch.no_grad():
+                    for name, parameter in parameters.items():
+                        parameter.copy_(before[name])
+            raise
+
+    def _write(
+        self, training: Training, embedder: Embedder, done: Sealed, nonce: Nonce, total: int
+    ) -> tuple[Shard, Nonce | None]:
+        """Commit to what was sealed, and put it into the store."""
+        root = done.commitment.root
+        where = training.carrier.leaves(embedder.mark.blocks)
+        opening = done.commitment.open(done.checkpoint, where)
+        answer = self._nonces.commit(nonce.shard, root)
+        record, evidence = replace(done.record, receipt=answer.receipt), {}
+        if self._recording:
+            recorded = self._recording.sealed()
+            record = replace(record, evidence={LEVEL: recorded.digest})
+            evidence[evidence_path(LEVEL, nonce.shard)] = recorded.encode()
+            self._recording.keep_rest(self._writer.state_path, nonce.shard)
+        path = self._writer.training_state(nonce.shard)
+        state.write_state(path, training.state(root, total))
+        self._writer.seal(record, done.checkpoint, opening, nonce, evidence)
+        return record, answer.nonce
+
+    def _setting(self, training: Training, nonce: Nonce) -> Setting:
+        manifest = self._writer.manifest
+        assert manifest is not None
+        return Setting(
+            terms=self._terms,
+            carrier=training.carrier,
+            nonce=nonce,
+            previous=manifest.last_root,
+            master=self._writer.secret,
+            sigma=self._sigma,
+        )
+
+    @property
+    def _sealed(self) -> int:
+        manifest = self._writer.manifest
+        return len(manifest.shards) if manifest else 0

@@ -1,0 +1,305 @@
+"""What is being proved: one model, one optimizer, and what may not change about them.
+
+Whoever trains may do with both what they like, and some of it would spoil a proof: parameters
+that are replaced, cast or moved are not those that the mark is pressed into any more. `check`
+finds that out and says what to do. It compares names and identities and asks no device, so that
+it costs no more than a walk over the model.
+"""
+
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from polo.embedding.hook import inner
+from polo.embedding.placement import check_trained, parameters_of
+from polo.enrolment import capacity_of
+from polo.errors import CapacityError, ChainError, WeightsError
+from polo.protocol.records import Terms
+from polo.storage import state
+from polo.watermark.mark import carrier_of
+from polo.weights.base import FrozenBase
+from polo.weights.checkpoint import Checkpoint, checkpoint_of
+
+_AGAIN = (
+    "or attach again, with an optimizer that holds the new ones: prover.attach(model, optimizer)"
+)
+
+_HELD: "weakref.WeakSet[Training]" = weakref.WeakSet()
+"""What provers of this process are hooked into at the moment."""
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """A parameter as it was when it was attached."""
+
+    parameter: torch.nn.Parameter
+    dtype: torch.dtype
+    device: torch.device
+    shape: torch.Size
+
+
+class Training:
+    """A model and its optimizer, as `Prover.attach` found them.
+
+    Args:
+        terms: The terms.
+        model: The model, refused if it is not the one that the terms were made for.
+        optimizer: The optimizer that trains it; wrappers such as Accelerate's are looked through.
+        also: Further objects with `state_dict` to save and restore.
+
+    Attributes:
+        carrier: The tensors that hold the marks.
+        base: What an adapter stands on.
+    """
+
+    def __init__(
+        self,
+        terms: Terms,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        also: Mapping[str, Any],
+    ) -> None:
+        self.model, self.optimizer, self.also = model, inner(optimizer), also
+        found = parameters_of(model)
+        self._layout = checkpoint_of(model).layout
+        if self._layout.digest != terms.layout:
+            raise WeightsError(
+                "the model's tensors (names, types, shapes) are not those the terms were made for",
+                advice=f"Build the model as the task {terms.task.name!r} does.",
+            )
+        self.base = FrozenBase(model, terms.base)
+        self.carrier = carrier_of(terms, self._layout)
+        check_trained(found, self.carrier, self.optimizer)
+        self._check_scheme(terms)
+        self._seen = {
+            name: _Seen(parameter, parameter.dtype, parameter.device, parameter.shape)
+            for name, parameter in found.items()
+        }
+        self._sight = self._look()
+
+    @property
+    def parameters(self) -> dict[str, torch.nn.Parameter]:
+        """What the optimizer holds of the model, by canonical name."""
+        held = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
+        found = parameters_of(self.model)
+        return {name: parameter for name, parameter in found.items() if id(parameter) in held}
+
+    def check_free(self, *, besides: "Training | None") -> None:
+        """Refuse a model or an optimizer that another prover is hooked into.
+
+        Args:
+            besides: What the same prover is hooked into until now.
+        """
+        own = {id(seen.parameter) for seen in self._seen.values()}
+        for other in [held for held in _HELD if held is not besides]:
+            theirs = (id(seen.parameter) for seen in other._seen.values())
+            if other.optimizer is self.optimizer or not own.isdisjoint(theirs):
+                what = "optimizer" if other.optimizer is self.optimizer else "model"
+                raise ChainError(
+                    f"another prover is attached to this {what}; two would edit the same weights",
+                    advice="Call close() or finish() on the other one first. Who cannot reach it "
+                    "any more makes a new model and a new optimizer.",
+                )
+
+    def hold(self) -> None:
+        """Keep other provers off the model and the optimizer."""
+        _HELD.add(self)
+
+    def release(self) -> None:
+        """Let another prover have the model and the optimizer."""
+        _HELD.discard(self)
+
+    def glance(self) -> None:
+        """`check`, if anything looks other than it did the last time; quick enough for steps."""
+        sight = self._look()
+        if sight != self._sight:
+            self.check()
+            self._sight = sight
+
+    def check(self) -> None:
+        """Refuse to go on with other parameters than those that were attached."""
+        found = parameters_of(self.model)
+        for name in sorted(found.keys() ^ self._seen.keys()):
+            raise _other_names(name, added=name in found)
+        for name, seen in self._seen.items():
+            self._check_parameter(name, seen, found)
+        self._check_carriers(found)
+        self.base.check()
+        if checkpoint_of(self.model).layout != self._layout:
+            raise WeightsError(
+                "the model's tensors are no longer those the terms were made for",
+                advice="Was a buffer added, removed or converted after attach()? Undo that; the "
+                "sealed shards are safe.",
+            )
+
+    def check_finite(self, when: str) -> None:
+        """Refuse NaN and infinity, in any tensor of the model.
+
+        Args:
+            when: When they were found, for the message.
+        """
+        spoilt = next(_not_finite(self.model), None)
+        if spoilt is not None:
+            raise WeightsError(
+                f"its values are not finite (NaN or infinity), found {when}; none of this is "
+                "sealed",
+                place=spoilt,
+                advice="Training has diverged. The sealed shards are safe: close() this prover, "
+                "lower the learning rate or the mark's strength, and start again on the same "
+                "store; attach() then goes back to the last sealed shard.",
+            )
+
+    def trained_since(self, kept: Checkpoint) -> bool:
+        """Whether parameters differ from those of a checkpoint; buffers may."""
+        live = checkpoint_of(self.model)
+        return any(
+            bytes(live.read(at, 0, tensor.size)) != bytes(kept.read(at, 0, tensor.size))
+            for at, tensor in enumerate(live.layout.tensors)
+            if tensor.name in self._seen
+        )
+
+    def state(self, root: bytes, steps: int) -> dict[str, Any]:
+        """Everything beside the weights that going on needs.
+
+        Args:
+            root: Root of the weights it belongs to.
+            steps: Optimizer steps made so far.
+        """
+        return {
+            "root": root.hex(),
+            "optimizer": self.optimizer.state_dict(),
+            "also": {name: item.state_dict() for name, item in self.also.items()},
+            "random": state.random_state(),
+            "steps": steps,
+        }
+
+    def _look(self) -> list[object]:
+        """Everything that `check` judges, as it can be compared without judging."""
+        parameters = self.model.named_parameters(remove_duplicate=False)
+        buffers = self.model.named_buffers(remove_duplicate=False)
+        return [
+            *((name, id(p), p.dtype, p.device, p.requires_grad) for name, p in parameters),
+            *((name, b.dtype, b.shape) for name, b in buffers),
+            *(id(p) for group in self.optimizer.param_groups for p in group["params"]),
+        ]
+
+    def _check_scheme(self, terms: Terms) -> None:
+        """Refuse carriers that the scheme of the terms cannot use in this model."""
+        scheme = terms.scheme
+        judged = capacity_of(self.model, block=scheme.block, scheme=scheme.name).judged
+        reasons = {item.tensor.name: item.reason for item in judged}
+        for name in self.carrier.names:
+            if reasons[name]:
+                raise CapacityError(
+                    f"the terms name this carrier, and the scheme {scheme.name!r} cannot use it: "
+                    f"{reasons[name]}",
+                    place=name,
+                    advice="Ask the issuer for terms with other carriers or another scheme; "
+                    "`polo validate` shows what fits.",
+                )
+
+    def _check_parameter(
+        self, name: str, seen: _Seen, found: Mapping[str, torch.nn.Parameter]
+    ) -> None:
+        now = found[name]
+        if now is not seen.parameter:
+            raise self._replaced(name, seen, found)
+        for what, then, there in (
+            ("type", seen.dtype, now.dtype),
+            ("device", seen.device, now.device),
+            ("shape", tuple(seen.shape), tuple(now.shape)),
+        ):
+            if then != there:
+                raise WeightsError(
+                    f"its {what} has changed from {then} to {there} since attach()",
+                    place=name,
+                    advice="Convert and move the model before the optimizer is made and before "
+                    "attach(); for half precision in training use torch.autocast. Undo the "
+                    "change to go on; the sealed shards are safe.",
+                )
+
+    def _replaced(
+        self, name: str, seen: _Seen, found: Mapping[str, torch.nn.Parameter]
+    ) -> WeightsError:
+        """Why a parameter is another object now."""
+        now = found[name]
+        ties = [other for other, parameter in found.items() if parameter is now and other != name]
+        was = [
+            o for o, then in self._seen.items() if then.parameter is seen.parameter and o != name
+        ]
+        if sorted(ties) != sorted(was):
+            change = f"is tied to {ties[0]} now" if ties else f"is not tied to {was[0]} any more"
+            return WeightsError(
+                f"{change}, and was otherwise at attach()",
+                place=name,
+                advice="Tie weights before the terms are made and before attach(); undo the "
+                "change to go on. The sealed shards are safe.",
+            )
+        return WeightsError(
+            "this parameter was replaced after attach(): the optimizer trains the old one, and "
+            "the mark is in the old one",
+            place=name,
+            advice="Load without assign=True (load_state_dict copies then), and convert before "
+            f"attach(); {_AGAIN}",
+        )
+
+    def _check_carriers(self, found: Mapping[str, torch.nn.Parameter]) -> None:
+        held = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
+        for name in self.carrier.names:
+            if not found[name].requires_grad:
+                raise WeightsError(
+                    "was frozen after attach(), and carries marks",
+                    place=name,
+                    advice="Unfreeze it (requires_grad_()), or finish() the proof here. A run that "
+                    "freezes it needs terms with other carriers (make_terms(carrier=...)).",
+                )
+            if id(found[name]) not in held:
+                raise WeightsError(
+                    "carries marks, and the optimizer does not hold it any more",
+                    place=name,
+                    advice=f"Give it back to the optimizer, {_AGAIN}",
+                )
+
+
+def refuse_several_ranks() -> None:
+    """Sealing edits the weights of this process alone, so replicas would drift apart."""
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        ranks = distributed.get_world_size()
+        if ranks > 1:
+            raise ChainError(
+                f"this run has {ranks} ranks; this release proves training on one",
+                advice="Train on one rank, or wait for the distributed integration.",
+            )
+
+
+def _other_names(name: str, *, added: bool) -> WeightsError:
+    change = "was added to the model" if added else "is not in the model any more"
+    return WeightsError(
+        f"this parameter {change} since attach()",
+        place=name,
+        advice="The terms fix the model's tensors. Undo the change to go on (the sealed shards are "
+        "safe), or ask the issuer for terms of the changed model.",
+    )
+
+
+@torch.no_grad()
+def _not_finite(model: torch.nn.Module) -> Iterator[str]:
+    """Names of tensors with NaN or infinity; each device is waited for once."""
+    checkpoint = checkpoint_of(model)
+    found: dict[torch.device, list[tuple[str, torch.Tensor]]] = {}
+    for at, tensor in enumerate(checkpoint.layout.tensors):
+        value = checkpoint.tensor(at).detach()
+        if value.is_complex():
+            value = torch.view_as_real(value)
+        # 8-bit floats have no arithmetic; committing to them looks at their bits.
+        if value.is_floating_point() and value.element_size() > 1 and value.numel():
+            least, most = torch.aminmax(value)
+            both = torch.stack((least, most)).double()
+            found.setdefault(value.device, []).append((tensor.name, both))
+    for pairs in found.values():
+        fine = torch.stack([both for _, both in pairs]).isfinite().all(dim=1).tolist()
+        yield from (name for (name, _), good in zip(pairs, fine, strict=True) if not good)

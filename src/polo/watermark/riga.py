@@ -1,0 +1,135 @@
+"""RIGA (Wang and Kerschbaum 2021) with a frozen extractor: two keyed layers, a leaky step between.
+
+The original trains its extractor together with the mark, and a trained extractor reads any mark
+out of any weights. Here both layers are signs that are drawn from the mark's seed, so nobody
+chooses them (docs/adr/0017-rigas-extractor-is-frozen.md). For one group with weights w:
+
+    z = X₁w        hidden units, X₁ all signs
+    a = z if z ≥ 0, else z / 8 rounded down
+    s = X₂a        one sum per bit, each row of X₂ half plus and half minus
+
+A bit is 1 if its sum is above zero, 0 if below; a sum of exactly zero matches nothing. Rows of X₂
+are balanced because a leaky step leaves the hidden units positive on average: without balance a
+row with more plus signs would lean to 1 whatever the weights.
+
+Specification: docs/protocol.md, section 7.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polo.protocol import derivation
+from polo.protocol.layout import Tensor
+from polo.watermark.ednn import fixed_point, right, signed_sums
+from polo.watermark.interface import Defaults, matrices_only
+
+if TYPE_CHECKING:
+    from polo.watermark.mark import Mark
+
+HIDDEN = 64
+"""Fewest hidden units of a group; groups of more than 32 bits have twice as many as bits."""
+
+SHIFT = 3
+"""The leaky step divides what is below zero by 2^3."""
+
+_SPLIT = 32
+_CELLS = 2**22
+"""Signs unpacked at a time, so that a dense key takes little memory."""
+
+
+class Riga:
+    """See `polo.watermark.schemes.Scheme`."""
+
+    name = "riga"
+    together = 1
+    defaults = Defaults()
+    precision = frozenset({"F16", "BF16"})
+
+    def matches(
+        self, mark: "Mark", values: NDArray[np.floating[Any]], groups: Sequence[int]
+    ) -> NDArray[np.bool_]:
+        """Which bits match, by group and bit."""
+        units = fixed_point(values).reshape(len(groups), mark.group_weights)
+        pairs = zip(groups, units, strict=True)
+        return right(mark, np.stack([directions(mark, g, row) for g, row in pairs]), groups)
+
+    def objection(self, tensor: Tensor, *, norm: bool | None) -> str:
+        """Why a tensor may not carry; empty if it may."""
+        del norm
+        return matrices_only(tensor)
+
+
+def directions(mark: "Mark", group: int, units: NDArray[np.int64]) -> NDArray[np.int64]:
+    """What each bit of a group reads as: 1, -1, or 0 where its sum is zero.
+
+    Args:
+        mark: The mark.
+        group: Which group of it.
+        units: The group's weights in units of 2^-40, each within ±2^48.
+    """
+    # At most 2^14 weights of 2^48 each: |z| ≤ 2^62. Right shifts of negative numbers round down.
+    z = np.concatenate([signed_sums(part, units) for part in hidden_parts(mark, group)])
+    active = np.where(z >= 0, z, z >> SHIFT)
+    # Sums of so large numbers may not fit 64 bits, so halves are summed apart: at most 2^15
+    # numbers of 2^32 stay below 2^53, where float64 is exact, in whatever order they are added.
+    low = (active & (2**_SPLIT - 1)).astype(np.float64)
+    high = (active >> _SPLIT).astype(np.float64)
+    halves = np.stack([high, low], axis=1)
+    sums = np.concatenate(
+        [(part.astype(np.float64) @ halves).astype(np.int64) for part in out_parts(mark, group)]
+    )
+    # The sum is above · 2^32 + rest with 0 ≤ rest < 2^32: its sign is that of above, or of rest.
+    above = sums[:, 0] + (sums[:, 1] >> _SPLIT)
+    rest = sums[:, 1] & (2**_SPLIT - 1)
+    signs: NDArray[np.int64] = np.where(above == 0, np.sign(rest), np.sign(above))
+    return signs
+
+
+def hidden_units(mark: "Mark") -> int:
+    """Hidden units of a group."""
+    return max(HIDDEN, 2 * mark.group_bits)
+
+
+def hidden_parts(mark: "Mark", group: int) -> Iterator[NDArray[np.int8]]:
+    """X₁ of a group, ±1, some rows at a time: hidden units × weights."""
+    units, weights = hidden_units(mark), mark.group_weights
+    data = derivation.stream(mark.seed, "polo/riga-hidden/1", group, units * weights // 8)
+    # Blocks have at least 16 weights, so every row begins with a byte of its own.
+    rows = np.frombuffer(data, dtype=np.uint8).reshape(units, weights // 8)
+    for part in _parts(units, weights):
+        bits = np.unpackbits(rows[part], axis=1, bitorder="little")
+        yield bits.astype(np.int8) * 2 - 1
+
+
+def out_parts(mark: "Mark", group: int) -> Iterator[NDArray[np.int8]]:
+    """X₂ of a group, ±1, some rows at a time: bits × hidden units.
+
+    A row has as many words as there are hidden units; those with the smaller half of the words,
+    of equal words those that come first, have plus.
+    """
+    units = hidden_units(mark)
+    for part in _parts(mark.group_bits, units):
+        words = np.stack(
+            [
+                _words(mark.seed, group * mark.group_bits + row, units)
+                for row in range(part.start, part.stop)
+            ]
+        )
+        order = np.argsort(words, axis=1, kind="stable")
+        signs = np.full(words.shape, -1, dtype=np.int8)
+        np.put_along_axis(signs, order[:, : units // 2], 1, axis=1)
+        yield signs
+
+
+def _words(seed: bytes, bit: int, count: int) -> NDArray[np.uint64]:
+    data = derivation.stream(seed, "polo/riga-out/1", bit, 8 * count)
+    return np.frombuffer(data, dtype="<u8")
+
+
+def _parts(rows: int, columns: int) -> Iterator[slice]:
+    step = max(1, _CELLS // columns)
+    for at in range(0, rows, step):
+        yield slice(at, min(at + step, rows))

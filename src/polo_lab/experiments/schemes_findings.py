@@ -1,0 +1,208 @@
+"""What recorded trainings say about schemes, in sentences; every number comes from the rows."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from polo.embedding.forging import FREE
+from polo.protocol.detection import MILLION
+from polo_lab.experiments.schemes_rows import PLAIN, Row
+from polo_lab.experiments.statistics import clopper_pearson, mean_interval
+
+CLOSE = 0.005
+"""Accuracy within half a point of unmarked training counts as kept."""
+
+RUINED = 0.02
+"""A thief who loses more than two points has stolen another model."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """How often a classifier was right, over all seeds, with its exact interval."""
+
+    rate: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Group:
+    """Trainings that differ in nothing but the seed.
+
+    Attributes:
+        task: The course.
+        scheme: The scheme.
+        bits: Bits of each mark.
+        load: Load, in millionths.
+        strength: λ, in millionths.
+        rows: The trainings.
+    """
+
+    task: str
+    scheme: str
+    bits: int
+    load: int
+    strength: int
+    rows: tuple[Row, ...]
+
+    def values(self, name: str) -> list[float]:
+        """One figure of every training that has it."""
+        return [value for row in self.rows if (value := getattr(row, name)) is not None]
+
+    def loss(self, name: str, against: str) -> list[float]:
+        """One figure less another, training by training."""
+        pairs = ((getattr(row, name), getattr(row, against)) for row in self.rows)
+        return [one - other for one, other in pairs if one is not None and other is not None]
+
+    @property
+    def told(self) -> Told | None:
+        """What the classifiers of all seeds did together."""
+        judged = [(row.told, row.told_blocks) for row in self.rows if row.told is not None]
+        blocks = sum(count for _, count in judged)
+        if not blocks:
+            return None
+        hits = round(sum(rate * count for rate, count in judged))
+        return Told(hits / blocks, *clopper_pearson(hits, blocks))
+
+    @property
+    def label(self) -> str:
+        """Size, load and λ, as a sentence names them."""
+        return f"{self.bits} bits at {self.load / MILLION:g}, λ = {self.strength / MILLION:g}"
+
+
+def grouped(rows: Sequence[Row]) -> list[Group]:
+    """Rows with marks that fit, by everything but the seed, in order."""
+    found: dict[tuple[str, str, int, int, int], list[Row]] = {}
+    for row in rows:
+        if row.scheme != PLAIN and not row.problem:
+            found.setdefault(row.key[:-1], []).append(row)
+    groups = [Group(*key, tuple(own)) for key, own in found.items()]
+    names = list(dict.fromkeys(group.scheme for group in groups))
+    return sorted(groups, key=lambda g: (names.index(g.scheme), g.strength, g.load, g.bits))
+
+
+def sentences(rows: Sequence[Row]) -> Iterator[str]:
+    """What the rows show, all together and scheme by scheme; and what does not hold."""
+    yield from _overall(grouped(rows))
+    for task in dict.fromkeys(row.task for row in rows):
+        own = grouped([row for row in rows if row.task == task])
+        lines = [
+            f"- **{scheme}**: " + " ".join(_about([g for g in own if g.scheme == scheme]))
+            for scheme in dict.fromkeys(group.scheme for group in own)
+        ]
+        if lines:
+            yield "\n".join([f"On {task}:", "", *lines])
+
+
+def _overall(groups: Sequence[Group]) -> Iterator[str]:
+    costs = [cost for group in groups for cost in group.loss("accuracy", "least_forged")]
+    if not costs:
+        return
+    cheap = sum(cost < FREE for cost in costs)
+    if cheap <= len(costs) / 2:
+        dear = len(costs) - cheap
+        yield f"Forging just enough bits costs half a point and more in {dear} of {len(costs)}."
+        return
+    yield (
+        "Forging is cheap with every scheme: whoever turns just enough bits for a verifier, "
+        f"without data, loses less than half a point in {cheap} of {len(costs)} models, and at "
+        f"most {100 * max(costs):.1f} points. Effort is shown by replay and by live receipts, not "
+        "by a scheme."
+    )
+
+
+def _about(groups: Sequence[Group]) -> Iterator[str]:
+    yield _fidelity(groups)
+    yield _sealing(groups)
+    if all(not group.values("residual_mean") for group in groups):
+        return
+    yield _lasting(groups)
+    yield _forgery(groups)
+    yield _stealth(groups)
+
+
+def _fidelity(groups: Sequence[Group]) -> str:
+    """How many cases keep accuracy; an interval that reaches both ways decides nothing."""
+    lost = [_lost(group) for group in groups]
+    kept = sum(mean + half <= CLOSE for mean, half in lost)
+    worse = sum(mean - half > CLOSE for mean, half in lost)
+    text = (
+        f"of {len(groups)} cases accuracy stays within half a point of unmarked training in "
+        f"{kept}, falls by more in {worse}, and is not settled by so few seeds in "
+        f"{len(groups) - kept - worse}."
+    )
+    if worse:
+        clear = [(group, one) for group, one in zip(groups, lost, strict=True) if one[0] > one[1]]
+        worst, (mean, _) = max(clear, key=lambda item: item[1][0])
+        text += f" The most is lost with {worst.label}: {100 * mean:.1f} points."
+    return text
+
+
+def _lost(group: Group) -> tuple[float, float]:
+    mean, half = mean_interval(group.loss("accuracy", "plain_accuracy"))
+    return -mean, half
+
+
+def _sealing(groups: Sequence[Group]) -> str:
+    def rate(group: Group) -> float:
+        return sum(row.shards for row in group.rows) / sum(row.epochs for row in group.rows)
+
+    slow = [group for group in groups if rate(group) < 1]
+    if not slow:
+        return "Every epoch ends in a shard."
+    worst = min(slow, key=rate)
+    more = f" in {len(slow)} of {len(groups)} cases" if len(groups) > 1 else ""
+    return (
+        f"Not every epoch ends in a shard{more}; the fewest are with {worst.label}: "
+        f"{rate(worst):.2f} an epoch."
+    )
+
+
+def _lasting(groups: Sequence[Group]) -> str:
+    left = min(value for group in groups for value in group.values("residual_mean"))
+    judged = [row for group in groups for row in group.rows if row.claimed is not None]
+    text = f"All marks together read η ≥ {left:.2f} in the finished model"
+    if not judged:
+        return text + "."
+    named = sum(bool(row.claimed) for row in judged)
+    text += f"; after overwriting the owner is named in {named} of {len(judged)} models"
+    dear = sum(not row.claimed and _ruined(row) for row in judged)
+    return text + (f", and {dear} of the others are ruined." if dear else ".")
+
+
+def _ruined(row: Row) -> bool:
+    """Whether a thief lost more accuracy than a buyer would take."""
+    if row.thief_accuracy is None or row.accuracy is None:
+        return False
+    return row.accuracy - row.thief_accuracy > RUINED
+
+
+def _forgery(groups: Sequence[Group]) -> str:
+    whole = _forged(groups, "forged")
+    least = _forged(groups, "least_forged")
+    if whole[1] <= FREE:
+        most = 100 * max(whole[1], 0)
+        return f"Forging costs nothing, at most {most:.1f} points: ask for more than the chain."
+    return (
+        f"Forging all bits costs up to {100 * whole[1]:.1f} points ({whole[0].label}); just enough "
+        f"of them up to {100 * max(least[1], 0):.1f}."
+    )
+
+
+def _forged(groups: Sequence[Group], name: str) -> tuple[Group, float]:
+    costs = [(group, group.loss("accuracy", name)) for group in groups]
+    means = [(group, sum(values) / len(values)) for group, values in costs if values]
+    return max(means, key=lambda item: item[1])
+
+
+def _stealth(groups: Sequence[Group]) -> str:
+    told = [(group, group.told) for group in groups if group.told is not None]
+    if not told:
+        return "There were too few blocks for a classifier."
+    seen = [(group, found) for group, found in told if found and found.low > 0.5]
+    if not seen:
+        return "No classifier told its blocks from unmarked ones."
+    worst = max(seen, key=lambda item: item[1].rate)
+    return (
+        f"A classifier tells its blocks from unmarked ones in {len(seen)} of {len(told)} cases, at "
+        f"best {worst[1].rate:.0%} of them ({worst[0].label})."
+    )

@@ -1,0 +1,197 @@
+"""docs/schemes.md: what marks cost and what they withstand, from recorded trainings."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from polo.protocol.detection import MILLION
+from polo.watermark.schemes import SCHEMES
+from polo_lab.experiments import schemes_findings
+from polo_lab.experiments.schemes import UNFIT
+from polo_lab.experiments.schemes_findings import Group, grouped
+from polo_lab.experiments.schemes_rows import PLAIN, Recorded, Row
+from polo_lab.experiments.statistics import mean_interval
+from polo_lab.schemes.courses import COURSES
+
+PAGE = Path(__file__).parents[3] / "docs" / "schemes.md"
+
+_INTRODUCTION = """\
+# Schemes: what marks cost, and what they withstand
+
+Written by `python -m polo_lab.experiments.report` from recorded trainings
+(`docs/recorded/schemes-*.json`); do not edit.
+
+Every training runs twice from the same start and in the same order: with a prover attached, under
+terms of level chain, and without. A shard may be sealed after every epoch. What is measured:
+
+- **accuracy**: of the finished model, less that of the unmarked one, in points. Obfuscation, whose
+  noise the terms ask for in every shard, is part of what a chain costs and is in it.
+- **shards**: sealed shards for each epoch. η is the detection rate at the end of an epoch, before
+  the finishing step; the edit is the finishing step's largest, relative to its group of weights.
+- **residual**: all marks of the chain, read from the finished model by `polo identify`.
+- **overwritten**: the same after a thief has trained on at the full learning rate with a chain of
+  their own, of the same scheme, size and load and ten times as strong.
+- **forged**: somebody without data presses one more mark into the finished model by the closed-form
+  edit alone. *All bits* turns every wrong bit; *enough* turns just as many as the thresholds of a
+  verifier ask for (η ≥ 0.70 by default), the cheapest first; then the same if they asked for
+  η ≥ 0.95, which honest marks have in their own checkpoint. Where batch-norm's statistics may be
+  estimated anew, inputs are needed and no labels. What is left of accuracy is the forge-hardness.
+- **told apart**: the better of two classifiers, on held-out blocks of marked and of unmarked
+  weights, where guessing is right half of the time.
+
+Figures are means over seeds, ± half of their 95 % interval (Student's t); of told apart the
+interval is exact, over the blocks of all seeds as if they were independent."""
+
+
+def page(found: Sequence[Recorded]) -> str:
+    """The page's text."""
+    parts = [_INTRODUCTION, "## What it shows"]
+    parts += schemes_findings.sentences([row for item in found for row in item.rows])
+    parts += ["## Defaults", _defaults()]
+    for experiment in found:
+        parts += _sections(experiment)
+    return "\n\n".join(parts) + "\n"
+
+
+def _defaults() -> str:
+    head = ("scheme", "bits", "block", "load", "λ", "finishing budget", "margin")
+    lines = [
+        (name, f"{own.bits}", f"{own.block}", f"{own.load:g}", f"{own.strength:g}",
+         f"{own.budget:g}", f"{own.margin:g}")
+        for name, own in ((name, scheme.defaults) for name, scheme in SCHEMES.items())
+    ]  # fmt: skip
+    return markdown(head, lines)
+
+
+def _sections(experiment: Recorded) -> Iterator[str]:
+    yield f"## {experiment.name.capitalize()}: {len(experiment.rows)} trainings"
+    yield from _settings(experiment)
+    for task in dict.fromkeys(row.task for row in experiment.rows):
+        own = [row for row in experiment.rows if row.task == task]
+        yield f"### {task}: {COURSES[task].title}"
+        yield _plain([row for row in own if row.scheme == PLAIN])
+        groups = grouped(own)
+        for title, columns in _TABLES.items():
+            yield f"#### {title}"
+            yield _table(groups, columns)
+        if unfit := _unfit(own):
+            yield unfit
+
+
+def _settings(experiment: Recorded) -> Iterator[str]:
+    distinct = {(run["command"], str(run["machine"])): run for run in experiment.runs}
+    for run in distinct.values():
+        machine = run["machine"]
+        versions = ", ".join(f"{name} {v}" for name, v in machine["packages"].items())
+        gpu = f", {machine['gpu']}" if machine["gpu"] else ""
+        yield (
+            f"`{run['command']}` ({run['began'][:10]}) on {machine['cpu']}, {machine['cores']} "
+            f"cores{gpu}; Python {machine['python']}, {versions}."
+        )
+
+
+def _plain(rows: Sequence[Row]) -> str:
+    accuracies = [row.accuracy for row in rows if row.accuracy is not None]
+    epochs = rows[0].epochs if rows else 0
+    return f"Without marks: accuracy {_percent(accuracies)}, {epochs} epochs, {len(rows)} seeds."
+
+
+def _unfit(rows: Sequence[Row]) -> str:
+    """What does not fit, in the words of those who refused it."""
+    found = {
+        (row.scheme, row.bits, row.load): row.problem.removeprefix(UNFIT)
+        for row in rows
+        if row.problem
+    }
+    lines = [
+        f"- {scheme}, {bits} bits at {load / MILLION:g}: {why}"
+        for (scheme, bits, load), why in found.items()
+    ]
+    return "\n".join(["Refused or broken:", "", *lines]) if lines else ""
+
+
+def _table(groups: Sequence[Group], columns: dict[str, Callable[[Group], str]]) -> str:
+    head = ("scheme", "bits", "load", "λ", *columns)
+    lines = [
+        (
+            group.scheme,
+            str(group.bits),
+            f"{group.load / MILLION:g}",
+            f"{group.strength / MILLION:g}",
+            *(column(group) for column in columns.values()),
+        )
+        for group in groups
+    ]
+    return markdown(head, lines)
+
+
+def _points(values: Sequence[float]) -> str:
+    """Differences of accuracy, in points."""
+    if not values:
+        return "–"
+    mean, half = mean_interval([100 * value for value in values])
+    return f"{mean:+.1f}" + (f" ± {half:.1f}" if math.isfinite(half) else "")
+
+
+def _percent(values: Sequence[float]) -> str:
+    if not values:
+        return "–"
+    mean, half = mean_interval([100 * value for value in values])
+    return f"{mean:.1f} %" + (f" ± {half:.1f}" if math.isfinite(half) else "")
+
+
+def _number(values: Sequence[float], digits: int = 2) -> str:
+    return f"{sum(values) / len(values):.{digits}f}" if values else "–"
+
+
+def _log2(values: Sequence[float]) -> str:
+    return f"{max(values):.0f}" if values else "–"
+
+
+def _claimed(group: Group) -> str:
+    named = [row.claimed for row in group.rows if row.claimed is not None]
+    return f"{sum(named)} of {len(named)}" if named else "–"
+
+
+def _told(group: Group) -> str:
+    if (told := group.told) is None:
+        return "–"
+    return f"{told.rate:.2f} ({told.low:.2f} to {told.high:.2f})"
+
+
+_TABLES: dict[str, dict[str, Callable[[Group], str]]] = {
+    "Fidelity": {
+        "of the carrier": lambda g: f"{g.rows[0].share:.1%}",
+        "accuracy": lambda g: _points(g.loss("accuracy", "plain_accuracy")),
+        "shards per epoch": lambda g: _number([r.shards / r.epochs for r in g.rows]),
+        "η before finishing": lambda g: _number(g.values("reached")),
+        "η as sealed": lambda g: _number(g.values("sealed"), 3),
+        "largest edit": lambda g: _number(g.values("edit")),
+    },
+    "Residual marks and overwriting": {
+        "least η": lambda g: _number(g.values("residual_least"), 3),
+        "mean η": lambda g: _number(g.values("residual_mean"), 3),
+        "log2 p": lambda g: _log2(g.values("residual_log2_p")),
+        "overwritten: least η": lambda g: _number(g.values("thief_least"), 3),
+        "mean η ": lambda g: _number(g.values("thief_mean"), 3),
+        "log2 p ": lambda g: _log2(g.values("thief_log2_p")),
+        "owner named": _claimed,
+        "accuracy": lambda g: _points(g.loss("thief_accuracy", "accuracy")),
+    },
+    "Forging and stealth": {
+        "all bits: edit": lambda g: _number(g.values("forge_edit")),
+        "accuracy": lambda g: _points(g.loss("forged", "accuracy")),
+        "statistics anew": lambda g: _points(g.loss("forged_estimated", "accuracy")),
+        "enough: edit": lambda g: _number(g.values("least_edit")),
+        "accuracy ": lambda g: _points(g.loss("least_forged", "accuracy")),
+        "for η ≥ 0.95: edit": lambda g: _number(g.values("strict_edit")),
+        "accuracy  ": lambda g: _points(g.loss("strict_forged", "accuracy")),
+        "told apart": _told,
+    },
+}
+
+
+def markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """A table."""
+    table = [head, ["---"] * len(head), *lines]
+    return "\n".join("| " + " | ".join(cell.strip() for cell in line) + " |" for line in table)

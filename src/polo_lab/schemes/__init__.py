@@ -1,0 +1,6 @@
+"""What a scheme costs and what it withstands, measured on real tasks.
+
+`courses` says what is trained and how, `training` trains it with a prover attached, and `measures`
+looks at what came out: marks that are still there, an overwriter, a forger, a classifier.
+`python -m polo_lab.experiments schemes` runs all of it and records it.
+"""

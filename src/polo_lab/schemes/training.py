@@ -1,0 +1,147 @@
+"""Training a course with a prover attached, and without one."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import polo
+from polo.protocol.detection import MILLION
+from polo.protocol.records import Shard, Terms
+from polo.prover import Proof
+from polo_lab.effort.training import LabTask
+from polo_lab.schemes.courses import Course, Loop
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How marks are made; what is None is the scheme's default.
+
+    Attributes:
+        scheme: Name of the scheme.
+        bits: Bits of each mark.
+        load: Bits per weight of a block.
+        strength: λ.
+    """
+
+    scheme: str
+    bits: int
+    load: float | None = None
+    strength: float | None = None
+
+    def terms(self, task: LabTask) -> Terms:
+        """Terms for a task, of level chain alone."""
+        return polo.make_terms(
+            task,
+            scheme=self.scheme,
+            bits=self.bits,
+            load=self.load,
+            strength=self.strength,
+            fewest_shards=1,
+        )
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A finished training without any mark.
+
+    Attributes:
+        model: The model.
+        accuracy: Its accuracy.
+        seconds: What training took.
+    """
+
+    model: nn.Module
+    accuracy: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Marked:
+    """A finished training with a chain of marks.
+
+    Attributes:
+        model: The model.
+        accuracy: Its accuracy.
+        seconds: What training took, sealing included.
+        terms: The terms.
+        proof: The proof.
+        issuer: Who enrolled the trainer.
+        before: Detection rate at the end of every epoch, before any finishing step.
+    """
+
+    model: nn.Module
+    accuracy: float
+    seconds: float
+    terms: Terms
+    proof: Proof
+    issuer: polo.Identity
+    before: Sequence[float]
+
+    @property
+    def shards(self) -> Sequence[Shard]:
+        """The sealed shards."""
+        return self.proof.manifest.shards
+
+    @property
+    def sealed(self) -> float:
+        """Mean detection rate of the marks as they were sealed."""
+        matches = sum(shard.matches for shard in self.shards)
+        return matches / (self.terms.scheme.bits * len(self.shards)) if self.shards else 0.0
+
+    @property
+    def edit(self) -> float:
+        """Largest edit of a finishing step, relative to its group's norm."""
+        return max((shard.finish.largest for shard in self.shards), default=0) / MILLION
+
+
+def train_plain(task: LabTask, course: Course, seed: int) -> Plain:
+    """Train without any mark."""
+    model, optimizer, loop = _start(task, course, seed)
+    began = time.perf_counter()
+    for _ in range(course.epochs):
+        loop.falling_epoch(model, optimizer)
+    accuracy = task.evaluate(model)
+    return Plain(model, accuracy, time.perf_counter() - began)
+
+
+def train_marked(
+    task: LabTask, course: Course, setting: Setting, seed: int, folder: Path
+) -> Marked:
+    """Train from the same start, in the same order, with a prover attached.
+
+    Args:
+        task: The task.
+        course: How it is trained.
+        setting: How marks are made.
+        seed: Seed of the start and of the order of samples.
+        folder: Where the proof is written.
+    """
+    issuer, trainer = polo.Identity.generate(), polo.Identity.generate()
+    terms = setting.terms(task)
+    issued = polo.enrol(terms, identity=trainer.public_key, issuer=issuer)
+    model, optimizer, loop = _start(task, course, seed)
+    prover = polo.Prover(issued, key=trainer, store=folder, retention="thin")
+    before = []
+    began = time.perf_counter()
+    with prover.attach(model, optimizer, evaluate=lambda: task.evaluate(model)):
+        for _ in range(course.epochs):
+            loop.falling_epoch(model, optimizer)
+            if progress := prover.end_epoch():
+                before.append(progress.reading.eta)
+    proof = prover.finish()
+    accuracy = task.evaluate(model)
+    seconds = time.perf_counter() - began
+    return Marked(model, accuracy, seconds, terms, proof, issuer, before)
+
+
+def _start(
+    task: LabTask, course: Course, seed: int
+) -> tuple[nn.Module, torch.optim.Optimizer, Loop]:
+    torch.manual_seed(seed)
+    model = task.build_model()
+    device = next(model.parameters()).device
+    return model, course.optimizer(model), Loop(task, course, device)

@@ -1,0 +1,194 @@
+"""Samples on which steps cost less than they seem to: near copies, and labels that are none."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from polo.checks import Check
+from polo.evidence.replay import platform
+from polo.evidence.replay.likeness import nearest
+from polo.evidence.replay.motion import Motion
+from polo.evidence.replay.teaching import Teaching
+from polo.protocol.challenge import Place
+from polo.verifier import Outcome, Status
+
+FAMILIES = 8
+
+
+class Variant:
+    """The tiny task, with something else about it."""
+
+    def __init__(self, task: Any) -> None:
+        self._task = task
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._task, name)
+
+
+class Copies(Variant):
+    """Eight samples, each many times, with their last bits changed."""
+
+    relabelled = False
+
+    def train_columns(self) -> dict[str, np.ndarray]:
+        columns = self._task.train_columns()
+        of = np.arange(len(columns["label"])) % FAMILIES
+        drawn = np.random.default_rng(0).integers(-2, 3, (len(of), 16))
+        points = columns["point"][of]
+        points = (points + drawn * np.spacing(np.abs(points))).astype(np.float32)
+        labels = columns["label"] if self.relabelled else columns["label"][of]
+        if self.relabelled:
+            labels = np.random.default_rng(1).permutation(labels)
+        return {"label": labels, "point": points}
+
+
+class Relabelled(Copies):
+    """The same under labels that have nothing to do with them: each teaches something else."""
+
+    relabelled = True
+
+
+class Reordered(Variant):
+    """A machine that sums batches from the other end."""
+
+    def train_step(self, model: Any, optimizer: Any, batch: Any) -> None:
+        self._task.train_step(model, optimizer, {k: v.flip(0) for k, v in batch.items()})
+
+
+class Lenient(Variant):
+    """A prover's own step, which makes the best of labels that are none."""
+
+    def train_columns(self) -> dict[str, np.ndarray]:
+        columns = self._task.train_columns()
+        columns["label"] = np.where(np.arange(256) == 0, 77, columns["label"])
+        return dict(columns)
+
+    def train_step(self, model: Any, optimizer: Any, batch: Any) -> None:
+        self._task.train_step(model, optimizer, {**batch, "label": batch["label"].clamp(max=3)})
+
+
+class Strict(Variant):
+    """A task that knows its labels."""
+
+    def refused(self, batch: Any) -> str:
+        return "a label that is no class" if bool((batch["label"] > 3).any()) else ""
+
+
+class Short(Variant):
+    """A machine that has no memory left."""
+
+    def train_step(self, model: Any, optimizer: Any, batch: Any) -> None:
+        raise MemoryError("none left")
+
+
+class Broken(Variant):
+    """A step that fails on whatever it is given."""
+
+    def train_step(self, model: Any, optimizer: Any, batch: Any) -> None:
+        raise IndexError("out of order")
+
+
+def named(verdict: Any, name: str) -> list[Any]:
+    return [check for check in verdict.checks if check.name == name]
+
+
+@pytest.fixture
+def judged(
+    train: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[..., Any]:
+    """Trains a task, and verifies with another one, as on another machine."""
+
+    def make(trained: Any, verifier: Any) -> Any:
+        made = train(tmp_path / "proof", task=trained)
+        challenge = made.everything(ends=True)
+        answer = made.answer(challenge, tmp_path / "answer")
+        real = platform.describe
+        monkeypatch.setattr(platform, "describe", lambda device: {**real(device), "name": "abacus"})
+        return made.verify(challenge, answer, task=verifier)
+
+    return make
+
+
+@pytest.mark.parametrize("chosen", [Copies, Relabelled])
+def test_near_copies_are_refused_where_rounding_is_forgiven(
+    chosen: Any, task: Any, judged: Callable[..., Any]
+) -> None:
+    verdict = judged(chosen(task), Reordered(task))
+    (copies,) = named(verdict, "copies")
+    assert (verdict.outcome, copies.status) == (Outcome.REJECTED, Status.FAILED)
+    assert copies.figures["different"] <= FAMILIES < copies.figures["tried"] == 32
+    # Not one of the other checks sees them.
+    assert [check.name for check in verdict.of(Status.FAILED)] == ["copies"]
+
+
+def test_samples_of_their_own_are_told_apart(task: Any, judged: Callable[..., Any]) -> None:
+    verdict = judged(task, Reordered(task))
+    assert verdict.outcome is Outcome.ACCEPTED, verdict.headline()
+    (copies,) = named(verdict, "copies")
+    assert copies.figures["different"] >= 0.9 * copies.figures["tried"]
+    (effect,) = named(verdict, "effect")
+    assert effect.figures["clear"] > 0.5
+
+
+def test_copies_pass_to_the_bit(task: Any, train: Callable[..., Any], tmp_path: Path) -> None:
+    made = train(tmp_path / "proof", task=Copies(task))
+    verdict = made.replayed(tmp_path / "answer")
+    assert verdict.outcome is Outcome.ACCEPTED, verdict.headline()
+    assert not named(verdict, "copies")
+
+
+def test_the_nearest_that_counts_grows_with_what_is_allowed() -> None:
+    assert nearest(1e-4) == pytest.approx(0.02)
+    assert nearest(1e-6) < nearest(1e-3) < nearest(1) == 0.5
+
+
+@pytest.mark.parametrize(("verifier", "words"), [(Strict, "no class"), (Variant, "no step can be")])
+def test_labels_that_are_none_are_the_provers_fault(
+    verifier: Any, words: str, task: Any, train: Callable[..., Any], tmp_path: Path
+) -> None:
+    made = train(tmp_path / "proof", task=Lenient(task))
+    challenge = made.everything()
+    answer = made.answer(challenge, tmp_path / "answer")
+    verdict = made.verify(challenge, answer, task=verifier(task))
+    failed = verdict.of(Status.FAILED)
+    assert verdict.outcome is Outcome.REJECTED
+    # One sample is bad, and every pass takes it once.
+    assert [(check.name, check.shard) for check in failed] == [("segment", 1), ("segment", 2)]
+    assert all(words in check.detail and "segment" in check.figures for check in failed)
+    assert not named(verdict, "draw")
+
+
+@pytest.mark.parametrize("verifier", [Short, Broken])
+def test_what_the_verifier_cannot_run_is_left_open(
+    verifier: Any, task: Any, lean: Any, asked: tuple[Any, Path]
+) -> None:
+    verdict = lean.verify(*asked, task=verifier(task))
+    assert verdict.outcome is Outcome.UNDECIDED, verdict.headline()
+    assert all("could not run it" in check.detail for check in named(verdict, "segment"))
+
+
+def test_a_state_astray_leaves_no_draw_passed(
+    lean: Any, asked: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert [check.status for check in named(lean.verify(*asked), "draw")] == [Status.PASSED]
+    monkeypatch.setattr(Motion, "astray", lambda *_: "lies where no move leads")
+    verdict = lean.verify(*asked)
+    assert verdict.outcome is Outcome.REJECTED
+    assert not named(verdict, "draw")
+
+
+@pytest.mark.parametrize(("effect", "status"), [(2e-4, Status.PASSED), (1e-4, Status.FAILED)])
+def test_exchanges_that_drown_in_what_is_forgiven_do_not_count(
+    effect: float, status: Status, recipe_of: Callable[..., Any], lean: Any
+) -> None:
+    teaching = Teaching(lean.manifest.terms, recipe_of(batch=25))
+    figures: dict[str, float | int | str] = {"distance": 1e-4, "allowed": 7e-4}
+    for number in range(4):
+        teaching.note(Place(1, number), effect)
+        teaching.judged(Place(1, number), Check("segment", Status.PASSED, "", figures=figures))
+    (check,) = teaching.checks()
+    assert (check.name, check.status) == ("effect", status)
+    assert check.figures["changed"] == 1

@@ -1,0 +1,187 @@
+"""A pretrained language model in the laboratory: its data, its weights, and the experiment."""
+
+import json
+import lzma
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import polo
+from polo.errors import FormatError, MissingError
+from polo.tasks import Task
+from polo.tasks.training import HeldOut, Trainable
+from polo_lab.data import text
+from polo_lab.experiments import lora as experiment
+from polo_lab.experiments.__main__ import main
+from polo_lab.models import smollm
+from polo_lab.tasks.lora import WINDOW, SmolLMChat, SmolLMWikiText
+
+PROSE = (
+    "The river rises in the hills above the town and runs south through farmland to the sea. In "
+    "spring the snow melts and the water is high; in summer children swim below the old bridge. "
+    "The first settlers came in the nineteenth century and built a mill, a church and a school."
+)
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in the form of both data sets, with text that is made up of numbers."""
+    generator = np.random.default_rng(0)
+    for part in ("train_first1MB", "test"):
+        words = " ".join(map(str, generator.integers(0, 100, 4000)))
+        with lzma.open(tmp_path / f"wikitext2_raw_{part}.txt.xz", "wt") as file:
+            file.write(words)
+    turns = [
+        [{"sender": "a", "text": " ".join(map(str, row))} for row in talk]
+        for talk in generator.integers(0, 100, (40, 3, 12))
+    ]
+    lines = "\n".join(json.dumps({"turns": talk}) for talk in turns)
+    (tmp_path / "chitchat_byu.jsonl").write_text(lines)
+    monkeypatch.setenv("POLO_DATA", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Llama of nine small layers and random weights in the place of the pretrained one."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    def build() -> Any:
+        settings = LlamaConfig(
+            vocab_size=128, hidden_size=64, intermediate_size=64, num_hidden_layers=9,
+            num_attention_heads=2, num_key_value_heads=1, tie_word_embeddings=True,
+        )  # fmt: skip
+        with torch.random.fork_rng():
+            torch.manual_seed(3)
+            return LlamaForCausalLM(settings).requires_grad_(False).eval()
+
+    letters = SimpleNamespace(encode=lambda said: SimpleNamespace(ids=[ord(c) % 128 for c in said]))
+    monkeypatch.setattr(smollm, "base_model", build)
+    monkeypatch.setattr(smollm, "tokenizer", lambda: letters)
+
+
+def test_wikitext_is_read_under_its_original_names_first(data: Path) -> None:
+    assert text.wikitext("train").split()[0].isdigit()
+    (data / "wikitext-2-raw").mkdir()
+    (data / "wikitext-2-raw" / "wiki.train.raw").write_text(" = Title = \n")
+    assert text.wikitext("train") == " = Title = \n"
+
+
+def test_conversations_come_turn_by_turn(data: Path) -> None:
+    talks = list(text.chitchat())
+    assert len(talks) == 40
+    assert all(len(turns) == 3 for turns in talks)
+
+
+@pytest.mark.parametrize("line", ["[]", "{}", '{"turns": [3]}', "{", '{"turns": 5}'])
+def test_what_is_no_conversation_is_refused(data: Path, line: str) -> None:
+    (data / "chitchat_byu.jsonl").write_text(line)
+    with pytest.raises(FormatError, match="line 1"):
+        list(text.chitchat())
+
+
+def test_broken_files_are_refused(data: Path) -> None:
+    (data / "wikitext2_raw_test.txt.xz").write_bytes(b"no archive")
+    with pytest.raises(FormatError, match="cannot be unpacked"):
+        text.wikitext("test")
+    (data / "wikitext2_raw_test.txt").write_bytes(b"\xff\xfe\xff")
+    with pytest.raises(FormatError, match="no UTF-8"):
+        text.wikitext("test")
+
+
+def test_without_data_it_is_said_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("POLO_DATA", raising=False)
+    with pytest.raises(MissingError, match="WikiText-2 is not here"):
+        text.wikitext("train")
+
+
+def test_rows_of_a_head_come_back_in_order() -> None:
+    """llama.cpp's converter cuts each head into halves and puts their rows in turns."""
+    heads, size, inputs = 3, 8, 5
+    own = np.arange(heads * size * inputs).reshape(heads * size, inputs)
+    halves = own.reshape(heads, 2, size // 2, inputs)
+    packed = np.stack([halves[:, 0], halves[:, 1]], axis=2).reshape(heads * size, inputs)
+    assert (smollm._unturned(packed, heads) == own).all()
+    assert not (packed == own).all()
+
+
+@pytest.mark.parametrize("kind", [SmolLMWikiText, SmolLMChat])
+def test_a_task_about_adapters_keeps_to_the_interfaces(data: Path, tiny: None, kind: Any) -> None:
+    task = kind()
+    assert isinstance(task, Task)
+    assert isinstance(task, Trainable)
+    assert isinstance(task, HeldOut)
+    inputs, labels = task.train_part
+    assert inputs.shape == labels.shape == (len(inputs), WINDOW)
+    assert torch.equal(inputs[:, 1:], labels[:, :-1])
+    seen = {row.numpy().tobytes() for row in inputs}
+    assert len(seen) == len(inputs)
+    assert not any(row.numpy().tobytes() in seen for row in task.test_part[0])
+    view = task.build_model()
+    assert 0 <= task.evaluate(view) <= 1
+    task.held_out_loss(view).backward()
+    trained = [name for name, p in view.named_parameters() if p.grad is not None]
+    assert len(trained) == 8 * 2 * 2
+    assert polo.capacity_of(view, block=64).objection(1024, 125_000) == ""
+
+
+@pytest.mark.slow
+def test_the_experiment_records_what_it_measures(
+    data: Path, tiny: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.jsonl"
+    asked = ["lora", "--scheme", "plain", "ednn", "signed", "--bits", "512", "--shards", "2"]
+    asked += ["--steps", "6", "--out", str(out)]
+    assert main(asked) == 0
+    rows = [json.loads(line)["row"] for line in out.read_text().splitlines()[1:]]
+    assert [row["scheme"] for row in rows] == ["plain", "ednn", "signed"]
+    for row in rows[1:]:
+        assert row["verdict"] == "accepted"
+        assert row["shards"] == 2
+        assert row["merged"]["float32"]["finding"] == "claim"
+        assert row["stranger"]["finding"] == "no_claim"
+    assert "wikitext signed 512: 2 shards" in capsys.readouterr().err
+    assert main(asked) == 0
+    assert len(out.read_text().splitlines()) == 5
+
+
+def test_a_run_is_wrong_where_the_stranger_is_named() -> None:
+    named = {"finding": "claim", "log2_p": -99.0, "eta": 0.9}
+    row = experiment.Row("chat", "ednn", 512, 0, verdict="accepted", merged={"float32": named})
+    row.stranger = {**named, "finding": "no_claim"}
+    assert not row.wrong
+    row.stranger = named
+    assert row.wrong
+
+
+@pytest.mark.slow
+def test_the_pretrained_model_knows_english() -> None:
+    """Rows of a head in a wrong order give a perplexity of thousands."""
+    model, tokenizer = smollm.base_model(), smollm.tokenizer()
+    ids = torch.tensor([tokenizer.encode("The capital of France is").ids])
+    with torch.no_grad():
+        best = model(ids).logits[0, -1].argmax().item()
+        prose = torch.tensor([tokenizer.encode(PROSE).ids])
+        loss = model(input_ids=prose, labels=prose).loss
+    assert tokenizer.decode([best]) == " Paris"
+    assert tokenizer.decode(prose[0].tolist()) == PROSE
+    assert loss.exp() < 40
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+
+
+@pytest.mark.slow
+def test_models_of_a_process_share_the_pretrained_weights() -> None:
+    one, other = smollm.base_model(), smollm.base_model()
+    assert one.model.norm.weight.data_ptr() == other.model.norm.weight.data_ptr()
+    assert one.model.norm.weight is not other.model.norm.weight
+
+
+def test_without_the_package_it_is_said_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(smollm, "_PACKAGE", "no_such_package")
+    with pytest.raises(MissingError, match="SmolLM2 is not here"):
+        smollm.gguf_path()

@@ -1,0 +1,432 @@
+"""What a trainer may do to model and optimizer under way: each is told, and no shard is harmed.
+
+Every test here trains for real, seals two shards, does something, and gets an error that names the
+place and says what to do. Then the store must hold both shards, go on from them, and verify.
+"""
+
+import copy
+import pickle
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import polo
+from polo.errors import CapacityError, ChainError, TermsError, WeightsError
+from polo.prover import EmbeddingWarning
+from polo.prover.training import Training
+from polo.storage.folder import ProofFolder
+
+Enrol = Callable[..., polo.OfflineEnrolment]
+EASY = {"budget": 1.0, "strength": 0.05}
+
+
+class Run:
+    """A training script on one store; `again` is the next start of the same script."""
+
+    def __init__(self, task: Any, enrolment: Any, key: polo.Identity, path: Path) -> None:
+        torch.manual_seed(0)
+        self.task, self.enrolment, self.key, self.path = task, enrolment, key, path
+        self.model = task.build_model()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
+        self.prover = polo.Prover(enrolment, key=key, store=path)
+
+    def attach(self) -> Any:
+        evaluate = lambda: self.task.evaluate(self.model)  # noqa: E731
+        return self.prover.attach(self.model, self.optimizer, evaluate=evaluate)
+
+    def epoch(self) -> Any:
+        self.task.train_epoch(self.model, self.optimizer)
+        return self.prover.end_epoch()
+
+    def again(self) -> "Run":
+        self.prover.close()
+        return Run(self.task, self.enrolment, self.key, self.path)
+
+
+@pytest.fixture
+def run(
+    task: Any, enrol: Enrol, alice: polo.Identity, issuer: polo.Identity, tmp_path: Path
+) -> Any:
+    """A run with two sealed shards; whatever a test does to it, the store must survive it."""
+    begun = Run(task, enrol(**EASY), alice, tmp_path / "proof")
+    begun.attach()
+    for _ in range(2):
+        assert begun.epoch().sealed
+    sealed = ProofFolder(begun.path).manifest().shards
+    yield begun
+    following = begun.again()
+    kept = ProofFolder(begun.path).manifest().shards
+    assert kept[:2] == sealed
+    with following.attach():
+        assert following.prover.epoch == sum(shard.epochs for shard in kept)
+        for _ in range(2):
+            assert following.epoch().sealed
+    assert following.prover.finish().shards == len(kept) + 2
+    verdict = polo.verify(begun.path, trust=issuer.public_key, task=task)
+    assert verdict.outcome is polo.Outcome.ACCEPTED, verdict.headline()
+
+
+def add_parameter(model: nn.Module) -> None:
+    model.late = nn.Parameter(torch.zeros(3))
+
+
+def add_buffer(model: nn.Module) -> None:
+    model.register_buffer("late", torch.zeros(3))
+
+
+def freeze(model: nn.Module) -> None:
+    model[3].weight.requires_grad_(False)
+
+
+def tie(model: nn.Module) -> None:
+    model[3].bias = model[0].bias
+
+
+def cast_in_place(model: nn.Module) -> None:
+    model[3].weight.data = model[3].weight.data.double()
+
+
+def swap(model: nn.Module) -> None:
+    model[3].weight = nn.Parameter(model[3].weight.detach().clone())
+
+
+def assign(model: nn.Module) -> None:
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    model.load_state_dict(state, assign=True)
+
+
+def move(model: nn.Module) -> None:
+    model[3].to("meta")
+
+
+def remove(model: nn.Module) -> None:
+    model[3].register_parameter("bias", None)
+
+
+CHANGES: dict[str, tuple[Callable[[nn.Module], None], str, str]] = {
+    "added": (add_parameter, "late", "was added to the model"),
+    "removed": (remove, "3.bias", "is not in the model any more"),
+    "a buffer added": (add_buffer, "", "no longer those"),
+    "frozen": (freeze, "3.weight", "was frozen after attach"),
+    "tied": (tie, "", "is tied to"),
+    "cast": (cast_in_place, "3.weight", r"type has changed from torch.float32 to torch.float64"),
+    "replaced": (swap, "3.weight", "was replaced after attach"),
+    "assigned": (assign, "0.weight", "was replaced after attach"),
+    "moved": (move, "", "replaced after attach|device has changed from cpu to meta"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_between_attach_and_step_is_told_before_the_step(run: Run, change: str) -> None:
+    do, place, words = CHANGES[change]
+    do(run.model)
+    # As the loop calls it: the gradients are there already, and the step has not been made.
+    with pytest.raises(WeightsError, match=words) as caught:
+        run.optimizer.step()
+    assert not place or caught.value.place == place
+    assert caught.value.advice
+    with pytest.raises(WeightsError, match=words):
+        run.prover.end_epoch()
+    assert run.prover.shards == 2
+
+
+@pytest.mark.parametrize("change", ["frozen", "replaced", "assigned", "a buffer added"])
+def test_a_change_in_the_middle_of_an_epoch_is_told_at_its_end(run: Run, change: str) -> None:
+    do, place, words = CHANGES[change]
+    # After step 5 of 8 nobody looks until the end of the epoch.
+    batches = run.task.batches()
+    for at, (points, labels) in enumerate(batches):
+        run.task.train_step(run.model, run.optimizer, {"label": labels, "point": points})
+        if at == 5:
+            do(run.model)
+    with pytest.raises(WeightsError, match=words) as caught:
+        run.prover.end_epoch()
+    assert not place or caught.value.place == place
+    assert run.prover.shards == 2
+
+
+def test_undoing_the_change_is_enough_to_go_on(run: Run) -> None:
+    run.model[3].weight.requires_grad_(False)
+    with pytest.raises(WeightsError, match="frozen"):
+        run.optimizer.step()
+    run.model[3].weight.requires_grad_(True)
+    assert run.epoch().sealed
+
+
+@pytest.fixture
+def loose(task: Any, enrol: Enrol, alice: polo.Identity, tmp_path: Path) -> Any:
+    """A run that a test may finish itself."""
+    begun = Run(task, enrol(**EASY), alice, tmp_path / "proof")
+    begun.attach()
+    yield begun
+    begun.prover.close()
+
+
+def accepted(run: Run, issuer: polo.Identity) -> bool:
+    verdict = polo.verify(run.path, trust=issuer.public_key, task=run.task)
+    return verdict.outcome is polo.Outcome.ACCEPTED
+
+
+def test_attaching_again_takes_replaced_parameters(loose: Run, issuer: polo.Identity) -> None:
+    assert loose.epoch().sealed
+    assign(loose.model)
+    with pytest.raises(WeightsError, match="replaced"):
+        loose.optimizer.step()
+    loose.optimizer = torch.optim.SGD(loose.model.parameters(), lr=0.05, momentum=0.9)
+    loose.attach()
+    assert loose.epoch().sealed
+    assert loose.prover.finish().shards == 2
+    assert accepted(loose, issuer)
+
+
+def test_freezing_what_carries_no_mark_is_no_matter_and_it_gets_no_noise(
+    loose: Run, issuer: polo.Identity
+) -> None:
+    assert loose.epoch().sealed
+    loose.model[0].bias.requires_grad_(False)
+    loose.optimizer.zero_grad()
+    before = loose.model[0].bias.detach().clone()
+    assert loose.epoch().sealed
+    assert torch.equal(before, loose.model[0].bias)
+    loose.model[0].bias.requires_grad_(True)
+    assert loose.epoch().sealed
+    assert not torch.equal(before, loose.model[0].bias)
+    assert loose.prover.finish().shards == 3
+    assert accepted(loose, issuer)
+
+
+def test_a_carrier_taken_from_the_optimizer(run: Run) -> None:
+    group = run.optimizer.param_groups[0]
+    group["params"] = [p for p in group["params"] if p is not run.model[3].weight]
+    with pytest.raises(WeightsError, match="does not hold it any more") as caught:
+        run.optimizer.step()
+    assert caught.value.place == "3.weight"
+
+
+def test_buffers_that_are_cast_with_the_model(run: Run) -> None:
+    run.model[1].running_mean = run.model[1].running_mean.double()
+    with pytest.raises(WeightsError, match="no longer those"):
+        run.prover.end_epoch()
+
+
+# A run that diverges.
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_loss_that_is_not_finite_is_never_sealed(run: Run, bad: float) -> None:
+    points, labels = run.task.batches()[0]
+    run.optimizer.zero_grad()
+    (nn.functional.cross_entropy(run.model(points), labels) * bad).backward()
+    run.optimizer.step()
+    with pytest.raises(WeightsError, match="not finite") as caught:
+        run.prover.end_epoch()
+    assert caught.value.place == "0.bias"
+    assert "in shard 3 after epoch 3, 17 steps in all" in caught.value.message
+    assert "diverged" in caught.value.advice
+    assert "goes back to the last sealed shard" in caught.value.advice
+    assert run.prover.shards == 2
+
+
+def test_a_single_spoilt_value_far_from_the_mark_is_found_though_nothing_was_to_be_sealed(
+    task: Any, enrol: Enrol, alice: polo.Identity, tmp_path: Path
+) -> None:
+    hopeless = enrol(budget=0.0, strength=1e-6)
+    run = Run(task, hopeless, alice, tmp_path / "other")
+    run.attach()
+    task.train_epoch(run.model, run.optimizer)
+    run.model[1].running_var[7] = float("inf")
+    with pytest.raises(WeightsError, match="not finite") as caught:
+        run.prover.end_epoch()
+    assert caught.value.place == "1.running_var"
+    run.prover.close()
+
+
+def test_finish_does_not_seal_a_tail_that_diverged(run: Run) -> None:
+    run.task.train_epoch(run.model, run.optimizer)
+    with torch.no_grad():
+        run.model[5].bias[0] = float("nan")
+    with pytest.raises(WeightsError, match="not finite"):
+        run.prover.finish()
+
+
+# Optimizers that do not step.
+
+
+def test_an_epoch_without_a_step_is_told_and_two_are_refused(run: Run) -> None:
+    with pytest.warns(EmbeddingWarning, match="has made no step in this epoch") as told:
+        assert run.prover.end_epoch().sealed is None
+    assert told[0].filename == __file__
+    with pytest.raises(ChainError, match="no step in two epochs") as caught:
+        run.prover.end_epoch()
+    assert "GradScaler" in caught.value.advice
+
+
+def test_steps_after_an_idle_epoch_make_it_good(run: Run) -> None:
+    with pytest.warns(EmbeddingWarning):
+        run.prover.end_epoch()
+    assert run.epoch().sealed
+    with pytest.warns(EmbeddingWarning):
+        run.prover.end_epoch()
+
+
+@pytest.mark.parametrize("how", ["made anew", "copied", "fused"])
+def test_training_with_another_optimizer_is_told_at_once(run: Run, how: str) -> None:
+    if how == "copied":
+        model, optimizer = copy.deepcopy((run.model, run.optimizer))
+        run.task.train_epoch(model, optimizer)
+        run.model.load_state_dict(model.state_dict())
+    else:
+        options: dict[str, Any] = {"fused": True} if how == "fused" else {}
+        other = torch.optim.AdamW(run.model.parameters(), lr=0.01, **options)
+        run.task.train_epoch(run.model, other)
+    with pytest.raises(ChainError, match="attached has made no step") as caught:
+        run.prover.end_epoch()
+    assert "prover.attach(model, optimizer)" in caught.value.advice
+
+
+def test_a_scaler_that_skips_every_step_is_told(run: Run) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    for epoch in range(2):
+        for points, labels in run.task.batches():
+            run.optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(run.model(points), labels)
+            scaler.scale(loss * float("nan")).backward()
+            scaler.step(run.optimizer)
+            scaler.update()
+        if epoch:
+            with pytest.raises(ChainError, match="no step in two epochs"):
+                run.prover.end_epoch()
+        else:
+            with pytest.warns(EmbeddingWarning, match="GradScaler skips every step"):
+                run.prover.end_epoch()
+
+
+def test_an_epoch_can_be_ended_again_after_its_sealing_failed(loose: Run) -> None:
+    loose.task.train_epoch(loose.model, loose.optimizer)
+    for _ in range(3):
+        with pytest.raises(ZeroDivisionError):
+            loose.prover.end_epoch(evaluate=lambda: 1 / 0)
+    assert loose.prover.end_epoch(evaluate=lambda: 0.5).sealed
+
+
+def test_end_epoch_before_attach(
+    enrol: Enrol, alice: polo.Identity, task: Any, tmp_path: Path
+) -> None:
+    prover = polo.Prover(enrol(), key=alice, store=tmp_path / "proof")
+    with pytest.raises(ChainError, match="before attach"):
+        prover.end_epoch()
+    prover.close()
+
+
+# Two provers, and copies.
+
+
+@pytest.mark.parametrize("shared", ["optimizer", "model"])
+def test_two_provers_are_refused(
+    run: Run, enrol: Enrol, alice: polo.Identity, tmp_path: Path, shared: str
+) -> None:
+    second = polo.Prover(enrol(**EASY), key=alice, store=tmp_path / "second")
+    optimizer = run.optimizer
+    if shared == "model":
+        optimizer = torch.optim.SGD(run.model.parameters(), lr=0.05)
+    with pytest.raises(ChainError, match=f"another prover is attached to this {shared}") as caught:
+        second.attach(run.model, optimizer)
+    assert "close()" in caught.value.advice
+    assert second.shards == 0
+    assert not (tmp_path / "second" / "manifest.json").exists()
+    assert len(run.optimizer._optimizer_step_pre_hooks) == 1
+    second.close()
+    assert run.epoch().sealed
+
+
+def test_one_after_the_other_is_fine(
+    loose: Run, enrol: Enrol, alice: polo.Identity, issuer: polo.Identity, tmp_path: Path
+) -> None:
+    assert loose.epoch().sealed
+    loose.prover.finish()
+    loose.prover = polo.Prover(enrol(**EASY), key=alice, store=tmp_path / "second")
+    loose.path = tmp_path / "second"
+    loose.attach()
+    assert loose.epoch().sealed
+    loose.prover.finish()
+    assert accepted(loose, issuer)
+
+
+def test_two_models_with_a_prover_each_do_not_disturb_each_other(
+    loose: Run, enrol: Enrol, alice: polo.Identity, issuer: polo.Identity, tmp_path: Path
+) -> None:
+    other = Run(loose.task, enrol(**EASY), alice, tmp_path / "second")
+    other.attach()
+    for _ in range(2):
+        assert loose.epoch().sealed
+        assert other.epoch().sealed
+    for one in (loose, other):
+        assert one.prover.finish().shards == 2
+        assert accepted(one, issuer)
+
+
+@pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_prover_is_not_copied(run: Run, how: Callable[[Any], Any]) -> None:
+    with pytest.raises(ChainError, match="cannot be copied") as caught:
+        how(run.prover)
+    assert "attach(model, optimizer) again" in caught.value.advice
+
+
+def test_a_copied_optimizer_has_no_hook_and_the_original_keeps_its_one(run: Run) -> None:
+    model, optimizer = copy.deepcopy((run.model, run.optimizer))
+    assert not optimizer._optimizer_step_pre_hooks
+    assert len(run.optimizer._optimizer_step_pre_hooks) == 1
+    steps = run.prover._current.total
+    run.task.train_epoch(model, optimizer)
+    assert run.prover._current.total == steps
+
+
+# Schemes that do not fit, and replay.
+
+
+def test_a_carrier_that_the_scheme_cannot_use(
+    task: Any, enrol: Enrol, alice: polo.Identity, tmp_path: Path
+) -> None:
+    names = ["0.weight", "1.weight", "3.weight"]
+    run = Run(task, enrol(carrier=names, block=64, bits=64, load=0.125), alice, tmp_path / "proof")
+    with pytest.raises(CapacityError, match="the scheme 'ednn' cannot use it") as caught:
+        run.attach()
+    assert caught.value.place == "1.weight"
+    assert "polo validate" in caught.value.advice
+    assert not (run.path / "manifest.json").exists()
+    run.prover.close()
+
+
+# What it costs.
+
+
+def test_looking_for_changes_costs_next_to_nothing(loose: Run, monkeypatch: Any) -> None:
+    looked, judged = [], []
+    glance, check = Training.glance, Training.check
+    monkeypatch.setattr(Training, "glance", lambda self: looked.append(1) or glance(self))
+    monkeypatch.setattr(Training, "check", lambda self: judged.append(1) or check(self))
+    for _ in range(64):
+        loose.optimizer.step()
+    # At 0, 1, 2, 4, …, 32 steps of the shard.
+    assert (len(looked), len(judged)) == (7, 0)
+    began = time.perf_counter()
+    for _ in range(20):
+        glance(loose.prover._training)
+    assert (time.perf_counter() - began) / 20 < 0.005
+
+
+def test_terms_are_not_harmed_by_unknown_errors_in_the_hook(run: Run, monkeypatch: Any) -> None:
+    """An error of the press itself comes through as it is when nothing has changed."""
+
+    def broken(_: Any) -> None:
+        raise TermsError("out of order")
+
+    monkeypatch.setattr(run.prover._current._embedder, "add_gradient", broken)
+    with pytest.raises(TermsError, match="out of order"):
+        run.optimizer.step()
+    monkeypatch.undo()
