@@ -27,7 +27,7 @@ _LOADS = {"fedipr": 0.5}
 _PRESSES = 4
 """Presses that are looked at: some schemes do part of their work in every fourth one only."""
 
-_WAITS = ("Synchronize", "Memcpy HtoD", "Memcpy DtoH", "aten::item")
+_WAITS = ("Synchronize", "Memcpy HtoD", "Memcpy DtoH")
 
 
 @dataclass(frozen=True)

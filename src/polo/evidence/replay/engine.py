@@ -122,6 +122,8 @@ class Engine:
 
     def enter(self, shard: Shard) -> None:
         """Make ready for steps of a shard."""
+        if shard == self._shard:
+            return
         self._shard = shard
         self._order = Order(shard.seed, self._recipe.samples, self._recipe.batch)
         self._embedder = Embedder(self._terms, self._carrier, shard.seed, self._parameters)

@@ -118,7 +118,10 @@ class Rerun:
         order = Order(self.seed(place.shard), recipe.samples, recipe.batch)
         steps = range(span.first, span.first + span.steps)
         columns = self._task.columns  # type: ignore[attr-defined]
-        return state, shown.samples(place, order, steps, columns, root)
+        samples = shown.samples(place, order, steps, columns, root)
+        # Here, where segments are read ahead, and not where the next one waits to be run.
+        _ = samples.opening.contents
+        return state, samples
 
     def attempt(
         self,
