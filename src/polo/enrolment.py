@@ -31,6 +31,7 @@ from polo.tasks import Task
 from polo.tasks.training import Trainable
 from polo.watermark import schemes
 from polo.watermark.capacity import Capacity, capacity
+from polo.watermark.mark import check_scheme
 from polo.weights.base import base_root
 from polo.weights.checkpoint import checkpoint_of
 
@@ -202,6 +203,7 @@ def make_terms(
         deposit=None,
     )
     terms.check()
+    check_scheme(terms.scheme)
     _check_manifest(terms)
     return terms
 

@@ -15,10 +15,12 @@ import torch
 from torch import nn
 
 import polo
+from polo.checks import Check
 from polo.errors import LimitError, PoloError
 from polo.evidence.replay import challenge as challenges
 from polo.evidence.replay import check as level
 from polo.evidence.replay import shown
+from polo.evidence.replay.rerun import Rerun
 from polo.evidence.replay.timeline import Timeline
 from polo.protocol.challenge import MAX_PLACES, Answer, Challenge, Place, Secret, sealing_file
 from polo.storage.folder import ProofFolder
@@ -492,3 +494,41 @@ def test_terms_that_ask_for_more_than_a_challenge_holds(
     monkeypatch.setattr(challenges, "MAX_PLACES", 0)
     with pytest.raises(LimitError, match="the terms ask for"):
         challenges.draw(lean.path)
+
+
+def test_a_verifier_that_cannot_record_blames_nobody(
+    lean: Any,
+    asked: tuple[Challenge, Path],
+    open_checks: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(self: Any, job: Any) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("polo.evidence.replay.notary.Notary.note", full)
+    found = open_checks(lean.verify(*asked))
+    assert [check.name for check in found] == ["segment", "segment"]
+    assert all("this machine could not record it" in check.detail for check in found)
+    assert all("memory" in check.advice for check in found)
+
+
+def test_no_segment_hides_behind_one_that_cannot_be_read(
+    lean: Any, asked: tuple[Challenge, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, first = Rerun.read, Place(1, 0)
+
+    def read(self: Rerun, place: Place, shown: Any) -> Any:
+        if place != first:
+            raise ValueError("what nobody thought of")
+        return real(self, place, shown)
+
+    def failing(self: Rerun, attempt: Any, shown: Any, *, ends: bool) -> Check:
+        return Check("segment", Status.FAILED, "made up", attempt.place.shard, level="replay")
+
+    monkeypatch.setattr(Rerun, "read", read)
+    monkeypatch.setattr(Rerun, "judged", failing)
+    verdict = lean.verify(*asked)
+    assert verdict.outcome is Outcome.REJECTED
+    found = {check.shard: check for check in verdict.checks if check.name == "segment"}
+    assert found[1].detail == "made up"
+    assert "what nobody thought of" in found[2].detail

@@ -88,8 +88,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("merged")
 
 
-def trained(folder: Path, name: str, key: polo.Identity, **terms: Any) -> tuple[Any, Any, Any]:
-    task, issuer = Sequences(), polo.Identity.generate()
+def trained(
+    folder: Path, name: str, key: polo.Identity, task: Any = None, **terms: Any
+) -> tuple[Any, Any, Any]:
+    task, issuer = task or Sequences(), polo.Identity.generate()
     settings = {"bits": 256, "block": 64, "shards": 8, "margin": 0.05, **terms}
     agreed = polo.make_terms(task, **settings)
     enrolment = polo.enrol(agreed, identity=key.public_key, issuer=issuer)
@@ -213,3 +215,38 @@ def test_weights_that_are_not_finite_decide_nothing(case: Case, tmp_path: Path) 
     found = case.identify(path)
     assert found.finding is Finding.UNDECIDED
     assert "not finite" in found.claims[0].problem
+
+
+class Pictures:
+    """A convolution with an adapter, whose halves are no matrices."""
+
+    name = "pictures"
+    version = 1
+    metric = "accuracy"
+    floor = (0.0,)
+
+    def build_model(self) -> Any:
+        torch.manual_seed(0)
+        base = torch.nn.Sequential(torch.nn.Conv2d(64, 64, 3), torch.nn.ReLU())
+        return adapter(peft.get_peft_model(base, peft.LoraConfig(r=4, target_modules=["0"])))
+
+    def train(self, model: Any, optimizer: Any, seeds: range) -> None:
+        for seed in seeds:
+            drawn = torch.randn(4, 64, 5, 5, generator=torch.Generator().manual_seed(seed))
+            optimizer.zero_grad()
+            model(drawn).square().mean().backward()
+            optimizer.step()
+
+    def evaluate(self, model: Any) -> float:
+        return 1.0
+
+
+def test_an_adapter_of_a_convolution_is_no_error(folder: Path, tmp_path: Path) -> None:
+    task, key = Pictures(), polo.Identity.generate()
+    proof, model, issuer = trained(folder, "pictures", key, task=task, bits=128)
+    assert proof.shards >= 2
+    save_base(task.build_model(), tmp_path / "base.safetensors")
+    case = Case(proof, model, tmp_path / "base.safetensors", issuer.public_key)
+    (claim,) = case.identify(save(model.merge_and_unload(), tmp_path / "merged")).claims
+    assert claim.finding is Finding.UNDECIDED
+    assert "has no LoRA pairs of matrices" in claim.problem

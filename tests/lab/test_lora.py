@@ -2,6 +2,7 @@
 
 import json
 import lzma
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from polo.tasks import Task
 from polo.tasks.training import HeldOut, Trainable
 from polo_lab.data import text
 from polo_lab.experiments import lora as experiment
+from polo_lab.experiments import lora_report
 from polo_lab.experiments.__main__ import main
 from polo_lab.models import smollm
 from polo_lab.tasks.lora import WINDOW, SmolLMChat, SmolLMWikiText
@@ -158,7 +160,7 @@ def test_a_run_is_wrong_where_the_stranger_is_named() -> None:
     assert row.wrong
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_pretrained_model_knows_english() -> None:
     """Rows of a head in a wrong order give a perplexity of thousands."""
     model, tokenizer = smollm.base_model(), smollm.tokenizer()
@@ -174,7 +176,7 @@ def test_the_pretrained_model_knows_english() -> None:
     assert not any(parameter.requires_grad for parameter in model.parameters())
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_models_of_a_process_share_the_pretrained_weights() -> None:
     one, other = smollm.base_model(), smollm.base_model()
     assert one.model.norm.weight.data_ptr() == other.model.norm.weight.data_ptr()
@@ -185,3 +187,22 @@ def test_without_the_package_it_is_said_what_to_do(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(smollm, "_PACKAGE", "no_such_package")
     with pytest.raises(MissingError, match="SmolLM2 is not here"):
         smollm.gguf_path()
+
+
+def test_recorded_runs_become_a_table(tmp_path: Path) -> None:
+    lines, document = tmp_path / "lora.jsonl", tmp_path / "lora.json"
+    run = {"cpu": "a processor", "cores": 2, "gpu": "", "course": {"shards": 2, "rate": 0.002}}
+    run |= {"command": "python -m polo_lab.experiments lora", "time": "2026-11-16T00:00:00+00:00"}
+    found = {"finding": "claim", "log2_p": -100.0, "eta": 0.9}
+    plain = asdict(experiment.Row("wikitext", "plain", 0, 0, start=0.24, accuracy=[0.27]))
+    marked = asdict(experiment.Row("wikitext", "signed", 512, 0, shards=2, accuracy=[0.25, 0.26]))
+    marked |= {"eta": [1.0, 0.99], "merged": {"float32": found, "bfloat16": found}}
+    marked |= {"stranger": {**found, "finding": "no_claim"}}
+    written = [{"run": run}, {"row": plain}, {"row": marked}, {"run": {**run, "cpu": "idle"}}]
+    lines.write_text("\n".join(map(json.dumps, written)))
+    lora_report.record(lines, document)
+    text = "\n".join(lora_report.sections(*lora_report.load(document)))
+    assert "| wikitext | signed | 512 | 2 | 0.2600 | -1.0 points | 0.990 | 0.900 | -100 |" in text
+    assert "2 of 2 | no |" in text
+    assert "idle" not in text
+    assert list(lora_report.sections([], [])) == []

@@ -118,3 +118,10 @@ def test_figures():
     reading = Reading(256, 192)
     assert reading.eta == 0.75
     assert reading.log2_p == pytest.approx(exact(256, 192))
+
+
+def test_no_bits_show_nothing():
+    nothing = Reading(0, 0)
+    assert nothing.eta == nothing.log2_p == 0
+    assert not nothing.reaches(0)
+    assert not nothing.passes(0, 0)

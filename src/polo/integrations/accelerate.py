@@ -69,7 +69,7 @@ def attached(
     """
     for kind in (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM):
         refuse_sharding(str(kind.value), accelerator.distributed_type == kind)
-    found = module_for(accelerator.unwrap_model(model), prover.terms.layout)
+    found = module_for(accelerator.unwrap_model(model), prover.terms, optimizer)
     position = None
     if resume_from is not None:
         saved = _read(Path(resume_from))

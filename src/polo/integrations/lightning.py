@@ -11,10 +11,11 @@ proof, too; see `polo.integrations.loop` for what happens when the two differ.
 from pathlib import Path
 from typing import Any
 
-from polo.errors import MissingError, TermsError
+from polo.errors import FormatError, MissingError, TermsError
 from polo.integrations.loop import Loop, Measure, View, refuse_sharding
 from polo.protocol import signing
 from polo.prover import Proof
+from polo.prover.options import checked_steps
 from polo.prover.results import EnrolmentSource
 
 try:
@@ -46,7 +47,7 @@ class PoloCallback(Callback):
         optimizer: Which optimizer trains the model, where there are several.
         extend: Train on from the last sealed shard although Lightning starts anew.
         view: Makes what the terms were made for of the model, where it is no module inside it:
-            `polo.integrations.peft.adapter`.
+            by default a PEFT model's adapter, if the terms are about that.
         options: What else `polo.Prover` takes: `retention`, `deltas`, `sigma`, `on_seal`.
     """
 
@@ -63,7 +64,7 @@ class PoloCallback(Callback):
         view: View | None = None,
         **options: Any,
     ) -> None:
-        self._every, self._optimizer = every, optimizer
+        self._every, self._optimizer = checked_steps("every", every), optimizer
         self._checked = 0
         self._loaded: Any = None
         self._loop = Loop(
@@ -87,7 +88,17 @@ class PoloCallback(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up what a checkpoint holds; the model is looked at when training starts."""
+        if not isinstance(state_dict, dict):
+            raise FormatError(
+                "what the checkpoint holds of PoloCallback is not what PoloCallback saved",
+                advice="Restore another checkpoint.",
+            )
         self._loaded = state_dict.get("position")
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Forget what an earlier call of Lightning has loaded."""
+        del trainer, pl_module, stage
+        self._loaded = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Attach; model, optimizers and counters are restored by now."""
@@ -121,13 +132,20 @@ class PoloCallback(Callback):
         del trainer, pl_module
         self._loop.finish()
 
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        """Close the proof of a run that was over when it was restored: nothing was started then."""
+        if self._loaded is not None:
+            self.on_train_start(trainer, pl_module)
+            self._loop.finish()
+
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Let go of the store; the proof can be resumed."""
+        """Let go of the store; the proof can be resumed, also from a checkpoint of this moment."""
         del trainer, pl_module, exception
-        self._loop.close()
+        self._loop.break_off()
 
     def _chosen(self, optimizers: list[Any]) -> Any:
-        if self._optimizer is None and len(optimizers) != 1:
+        known = range(len(optimizers))
+        if self._optimizer not in known and (self._optimizer is not None or len(known) != 1):
             raise TermsError(
                 f"there are {len(optimizers)} optimizers, and PoLO follows one",
                 advice="Say which one trains the model: PoloCallback(..., optimizer=0).",

@@ -10,19 +10,24 @@ A framework restores its own checkpoint, and that need not be where the proof en
 - *of another proof, or newer than the store*: refused before anything is touched.
 """
 
+import contextlib
 import logging
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from polo.embedding.hook import inner
-from polo.errors import ChainError, StoreError, TermsError, WeightsError
+from polo.errors import ChainError, PoloError, StoreError, TermsError, WeightsError
+from polo.integrations.peft import adapter
 from polo.protocol import signing
+from polo.protocol.records import Terms
 from polo.prover import Progress, Proof, Prover
 from polo.prover.position import Position
 from polo.prover.results import EnrolmentSource
+from polo.prover.training import refuse_several_ranks
 from polo.weights.checkpoint import checkpoint_of
 from polo.weights.hashing import commit
 
@@ -45,7 +50,7 @@ class Loop:
         evaluate: Measures the model; called on sealed weights.
         extend: Go on with a proof although the framework starts anew.
         view: Makes what the terms were made for of the framework's model, where it is no module
-            inside it: `polo.integrations.peft.adapter`.
+            inside it; by default a PEFT model's adapter, if the terms are about that.
         options: What else `Prover` takes.
 
     Attributes:
@@ -91,14 +96,15 @@ class Loop:
             position: What `position` returned when that was saved; None if it holds nothing.
         """
         self.close()
+        refuse_several_ranks()
         self.proof = self._ended = None
         prover = Prover(self._enrolment, **self._arguments)
         try:
             self._refuse_replay(prover)
-            found = self._view(model) if self._view else module_for(model, prover.terms.layout)
+            found = self._view(model) if self._view else module_for(model, prover.terms, optimizer)
             where = self._position(prover, found, restored=restored, saved=position)
             options = _options(optimizer)
-            prover.attach(found, optimizer, evaluate=self._measure(found), position=where)
+            prover.attach(found, optimizer, evaluate=self._measure(found, model), position=where)
         except BaseException:
             prover.close()
             raise
@@ -131,6 +137,15 @@ class Loop:
             self.prover = None
             logger.info("%d shards in %s", self.proof.shards, self.proof.path)
 
+    def break_off(self) -> None:
+        """`close` after an error, with the position kept for a checkpoint that is saved of it."""
+        ended = None
+        # Weights that are not finite have no position, nor those on a device that has failed.
+        with contextlib.suppress(PoloError, RuntimeError):
+            ended = self.position()
+        self.close()
+        self._ended = ended
+
     def close(self) -> None:
         """Let go of the store; the proof can be resumed."""
         if self.prover is not None:
@@ -143,9 +158,23 @@ class Loop:
             self._again = 0
         return self._again == 0 and prover.steps > 0
 
-    def _measure(self, model: torch.nn.Module) -> Callable[[], float | Mapping[str, float]] | None:
+    def _measure(
+        self, model: torch.nn.Module, whole: torch.nn.Module
+    ) -> Callable[[], float | Mapping[str, float]] | None:
         evaluate = self._evaluate
-        return None if evaluate is None else lambda: evaluate(model)
+        if evaluate is None:
+            return None
+
+        def measured() -> float | Mapping[str, float]:
+            # Who measures calls eval(), and a framework need not call train() again.
+            modes = [(module, module.training) for module in whole.modules()]
+            try:
+                return evaluate(model)
+            finally:
+                for module, mode in modes:
+                    module.training = mode
+
+        return measured
 
     def _position(
         self, prover: Prover, model: torch.nn.Module, *, restored: bool, saved: Any
@@ -174,23 +203,45 @@ class Loop:
             )
 
 
-def module_for(model: torch.nn.Module, layout: bytes) -> torch.nn.Module:
-    """The module that terms were made for: the model itself, or one inside it.
+def module_for(
+    model: torch.nn.Module, terms: Terms, optimizer: torch.optim.Optimizer
+) -> torch.nn.Module:
+    """The module that terms were made for: the model itself, one inside it, or its adapter.
 
     Args:
         model: What the framework trains; a LightningModule, for instance.
-        layout: Digest of the layout that the terms name.
+        terms: The terms.
+        optimizer: Decides between modules with the same tensors, such as a teacher and its pupil.
     """
-    for module in model.modules():
-        try:
-            if checkpoint_of(module).layout.digest == layout:
-                return module
-        except WeightsError:
-            continue
-    raise WeightsError(
-        "neither the model nor a module inside it has the tensors that the terms were made for",
-        advice="Keep the task's model, unchanged, as a module of what the framework trains.",
-    )
+    found = [module for module in model.modules() if _layout_digest(module) == terms.layout]
+    if not found and terms.base is not None:
+        found = [view for view in _adapters(model) if _layout_digest(view) == terms.layout]
+    if not found:
+        raise WeightsError(
+            "neither the model nor a module inside it has the tensors that the terms were made for",
+            advice="Keep the task's model, unchanged and in its number format, as a module of what "
+            "the framework trains.",
+        )
+    held = {id(p) for group in inner(optimizer).param_groups for p in group["params"]}
+    trained = (module for module in found if any(id(p) in held for p in module.parameters()))
+    return next(trained, found[0])
+
+
+def _layout_digest(module: torch.nn.Module) -> bytes | None:
+    try:
+        return checkpoint_of(module).layout.digest
+    except PoloError:
+        # Without tensors, for one; then it is not what terms were made for.
+        return None
+
+
+def _adapters(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """Views of the adapters in a model; PEFT is imported only where its models are."""
+    peft = sys.modules.get("peft")
+    if peft is not None:
+        for module in list(model.modules()):
+            if isinstance(module, peft.PeftModel):
+                yield adapter(module)
 
 
 def unmarked_position(prover: Prover, model: torch.nn.Module) -> Position | None:

@@ -11,10 +11,11 @@ the proof, too; see `polo.integrations.loop` for what happens when the two diffe
 from pathlib import Path
 from typing import Any
 
-from polo.errors import MissingError, TermsError
+from polo.errors import ChainError, FormatError, MissingError, TermsError
 from polo.integrations.loop import Loop, Measure, View, refuse_sharding
 from polo.protocol import signing
 from polo.prover import Progress, Proof
+from polo.prover.options import checked_steps
 from polo.prover.results import EnrolmentSource
 
 try:
@@ -41,7 +42,7 @@ class PoloCallback(TrainerCallback, ExportableState):
         every: Also try to seal after every so many of the Trainer's steps.
         extend: Train on from the last sealed shard although the Trainer starts anew.
         view: Makes what the terms were made for of the model, where it is no module inside it:
-            `polo.integrations.peft.adapter`.
+            by default a PEFT model's adapter, if the terms are about that.
         options: What else `polo.Prover` takes: `retention`, `deltas`, `sigma`, `on_seal`.
     """
 
@@ -65,7 +66,7 @@ class PoloCallback(TrainerCallback, ExportableState):
                 advice="Leave restore_callback_states_from_checkpoint off: the proof finds its "
                 "place by itself.",
             )
-        self._every = every
+        self._every = checked_steps("every", every)
         self._loop = Loop(
             enrolment,
             key=key,
@@ -95,12 +96,19 @@ class PoloCallback(TrainerCallback, ExportableState):
         del control
         refuse_sharding("DeepSpeed", bool(getattr(args, "deepspeed", None)))
         refuse_sharding("FSDP", bool(getattr(args, "fsdp", None)))
-        saved = state.stateful_callbacks.get(type(self).__name__, {})
+        saved = state.stateful_callbacks.get(type(self).__name__)
+        if isinstance(saved, list):
+            raise ChainError(
+                "this Trainer has several PoloCallbacks, or its checkpoint had",
+                advice="One run, one proof: give the Trainer one PoloCallback.",
+            )
+        # Without a checkpoint the entry is this callback's own, and tells of an earlier run.
+        restored = state.global_step > 0
         self._loop.begin(
             kwargs["model"],
             kwargs["optimizer"],
-            restored=state.global_step > 0,
-            position=saved.get("attributes", {}).get("position"),
+            restored=restored,
+            position=_saved_position(saved) if restored else None,
         )
         # A checkpoint from before this callback has no such entry, and saving asks for it.
         state.stateful_callbacks[type(self).__name__] = self.state()
@@ -121,6 +129,20 @@ class PoloCallback(TrainerCallback, ExportableState):
         """Close the proof; by now the model may hold the best checkpoint, so nothing is sealed."""
         del args, state, control, kwargs
         self._loop.finish()
+
+
+def _saved_position(saved: Any) -> Any:
+    """What a checkpoint holds of `PoloCallback.state`; None if it was saved without a proof."""
+    if saved is None:
+        return None
+    try:
+        return saved["attributes"]["position"]
+    except (TypeError, KeyError, IndexError) as error:
+        raise FormatError(
+            "what the checkpoint holds of PoloCallback is not what PoloCallback saved",
+            place="trainer_state.json",
+            advice="Restore another checkpoint.",
+        ) from error
 
 
 def _save_after(progress: Progress | None, args: Any, control: Any) -> Any:

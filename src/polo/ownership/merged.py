@@ -31,6 +31,9 @@ from polo.weights.hashing import commit
 
 DOWN, UP = ".lora_A.weight", ".lora_B.weight"
 MOST_REFERENCES = 64
+MOST_RANK = 512
+"""Pairs of a higher rank are left out: a basis of so many directions takes minutes to find."""
+
 _PREFIX = "base_model.model."
 _HEAD = "lm_head.weight"
 _TABLES = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight")
@@ -85,6 +88,8 @@ class Unmerger:
         if rest:
             with self._opened(claimant) as base:
                 beside |= dict(_merged(claimant, found, base, rest))
+        if not beside and not plain and not _stems(claimant):
+            raise WeightsError("the adapter has no LoRA pairs of matrices, which can be taken out")
         if not beside and not plain:
             raise WeightsError("none of the weights that the adapter changes is in the model")
         return Found(beside, plain)
@@ -163,9 +168,17 @@ def _bound(file: FileCheckpoint, wanted: bytes, place: str) -> Checkpoint:
 
 
 def _stems(claimant: Claimant) -> list[str]:
+    """Pairs of matrices; what is only called so, or is of convolutions, is left out."""
     index = claimant.layout.index
     downs = [name.removesuffix(DOWN) for name in index if name.endswith(DOWN)]
-    return [stem for stem in downs if stem + UP in index]
+    pairs = [stem for stem in downs if stem + UP in index]
+    return [
+        stem for stem in pairs if _fit(_shape(claimant, stem + DOWN), _shape(claimant, stem + UP))
+    ]
+
+
+def _fit(down: tuple[int, ...], up: tuple[int, ...]) -> bool:
+    return len(down) == len(up) == 2 and down[0] == up[1] and 0 < down[0] <= MOST_RANK
 
 
 def _target(stem: str) -> str:

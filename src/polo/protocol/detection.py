@@ -53,8 +53,8 @@ class Reading:
 
     @property
     def eta(self) -> float:
-        """The paper's detection rate: matches over bits."""
-        return self.matches / self.bits
+        """The paper's detection rate: matches over bits; 0 where no bit could be read."""
+        return self.matches / self.bits if self.bits else 0.0
 
     @property
     def log2_p(self) -> float:
@@ -62,8 +62,8 @@ class Reading:
         return log2_tail(self.bits, self.matches)
 
     def reaches(self, eta: int) -> bool:
-        """Whether the detection rate is at least `eta` millionths, in integers."""
-        return self.matches * MILLION >= eta * self.bits
+        """Whether the detection rate is at least `eta` millionths, in integers; no bits never."""
+        return self.bits > 0 and self.matches * MILLION >= eta * self.bits
 
     def passes(self, eta: int, log2_p: int) -> bool:
         """Whether both rules hold: the rate, and the chance of it by luck."""

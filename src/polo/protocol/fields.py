@@ -232,7 +232,9 @@ class Record:
                 advice="A newer format needs a newer release of PoLO.",
             )
         if unknown := value.keys() - known:
-            raise FormatError(f"unknown field {min(unknown)[:80]!r}", place=place)
+            # Not every object comes from JSON, where all names are strings.
+            first = min(map(str, unknown))[:80]
+            raise FormatError(f"unknown field {first!r}", place=place)
         if missing := known - value.keys():
             raise FormatError(f"field {min(missing)!r} is missing", place=place)
         inside = f"{place}." if ":" in place else f"{place}: "

@@ -22,11 +22,21 @@ def checked_sigma(terms: Terms, sigma: float | None) -> int:
 
 def checked_interval(check_every: int | None, *, replayed: bool) -> int | None:
     """Steps between checks; under replay a shard ends where an epoch does."""
-    if check_every is not None and check_every < 1:
-        raise TermsError(f"check_every = {check_every}: give a number of steps, or None")
-    if check_every and replayed:
+    if checked_steps("check_every", check_every) and replayed:
         raise TermsError("check_every: under replay shards are sealed at the end of an epoch")
     return check_every
+
+
+def checked_steps(name: str, steps: int | None) -> int | None:
+    """A number of steps, or None.
+
+    Args:
+        name: What the option is called.
+        steps: What was given.
+    """
+    if steps is None or (type(steps) is int and steps >= 1):
+        return steps
+    raise TermsError(f"{name} = {steps!r}: give a number of steps, or None")
 
 
 def checked_retention(terms: Terms, kept: str | int, *, deltas: bool) -> Retention:

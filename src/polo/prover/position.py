@@ -16,7 +16,8 @@ from polo.protocol.records import MAX_SHARDS, Manifest
 from polo.weights.checkpoint import checkpoint_of
 from polo.weights.hashing import commit
 
-_COUNT = Integer(0, canonical.MAX_SAFE_INTEGER)
+# Steps are still added to it, and the sum must fit into the record of a shard.
+_COUNT = Integer(0, canonical.MAX_SAFE_INTEGER // 2)
 
 
 @dataclass(frozen=True)

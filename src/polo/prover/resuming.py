@@ -116,7 +116,7 @@ def _put_back(
         load_into(training.model, checkpoint)
     path = writer.training_state(shard)
     if path.exists():
-        return _restore(training, state.read_state(path), path, root)
+        return _restore(training, _read(path), path, root)
     if recorded:
         raise StoreError(
             "the optimizer's state is not beside the proof any more; under replay training "
@@ -136,15 +136,57 @@ def _restore(training: Training, saved: dict[str, Any], path: Path, root: bytes)
             place=str(path),
             advice="Bring the right state folder back, or remove this file to go on without.",
         )
-    training.optimizer.load_state_dict(saved["optimizer"])
+    _load("the optimizer", training.optimizer, saved["optimizer"], path)
+    wanted = training.optimizer.defaults.keys()
+    if any(wanted - group.keys() for group in training.optimizer.param_groups):
+        raise _other_kind("the optimizer", path)
     for name, item in training.also.items():
         if name in saved["also"]:
-            item.load_state_dict(saved["also"][name])
+            _load(repr(name), item, saved["also"][name], path)
         else:
             logger.warning("%r was not saved beside the proof: it stays as it is", name)
-    state.restore_random(saved["random"])
+    try:
+        state.restore_random(saved["random"])
+    except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+        raise _damaged(path) from error
     steps: int = saved["steps"]
     return steps
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """What `Training.state` returned, as far as its outline goes."""
+    saved = state.read_state(path)
+    kinds = {"root": str, "optimizer": dict, "also": dict, "random": dict, "steps": int}
+    if not isinstance(saved, dict) or any(
+        not isinstance(saved.get(name), kind) for name, kind in kinds.items()
+    ):
+        raise _damaged(path)
+    return saved
+
+
+def _damaged(path: Path) -> StoreError:
+    return StoreError(
+        "the saved training state is damaged",
+        place=str(path),
+        advice="Bring the right state folder back, or remove this file to go on without.",
+    )
+
+
+def _load(what: str, item: Any, saved: Any, path: Path) -> None:
+    try:
+        item.load_state_dict(saved)
+    except Exception as error:
+        # Whatever an object of the user's finds wrong with the state of another kind.
+        raise _other_kind(what, path) from error
+
+
+def _other_kind(what: str, path: Path) -> StoreError:
+    return StoreError(
+        f"what was saved of {what} does not fit the one that was given to attach()",
+        place=str(path),
+        advice="Make it as in the run that is resumed: same class, same groups of parameters. To "
+        "go on with a new one, remove this file; the sealed shards are safe.",
+    )
 
 
 def _check_secret(writer: ProofWriter, manifest: Manifest) -> None:

@@ -1,5 +1,6 @@
 """Sealing: from trained weights to W_x. Finishing step, obfuscation, metrics, commitment."""
 
+import math
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -147,9 +148,23 @@ def _metrics(evaluate: Evaluate | None, metric: str) -> dict[str, int]:
         return {}
     measured = evaluate()
     named = measured if isinstance(measured, Mapping) else {metric: measured}
-    for name, value in named.items():
-        if not METRIC.fullmatch(name):
-            raise TermsError(f"{name!r} is no name for a metric; use letters, digits, . _ / -")
-        if not abs(float(value)) < LARGEST_METRIC:
-            raise TermsError(f"evaluate() measured {name} = {value}, which a proof cannot hold")
-    return {name: round(float(value) * MILLION) for name, value in named.items()}
+    return {_metric_name(name): _millionths(name, value) for name, value in named.items()}
+
+
+def _metric_name(name: object) -> str:
+    if not isinstance(name, str) or not METRIC.fullmatch(name):
+        raise TermsError(f"{name!r} is no name for a metric; use letters, digits, . _ / -")
+    return name
+
+
+def _millionths(name: str, value: object) -> int:
+    try:
+        number = float(value)  # type: ignore[arg-type]  # whatever evaluate() returned
+    except (TypeError, ValueError, RuntimeError):
+        number = math.nan
+    if not abs(number) < LARGEST_METRIC:
+        raise TermsError(
+            f"evaluate() measured {name} = {str(value)[:80]}, which a proof cannot hold",
+            advice="It returns one number, or numbers by name: {'accuracy': 0.93}.",
+        )
+    return round(number * MILLION)

@@ -81,6 +81,8 @@ class Sealer:
                 effort=effort,
                 evaluate=evaluate,
             )
+            # By its hash: fused optimizers and merging write past torch's count of writes.
+            training.base.check_all()
             if self._recording:
                 self._recording.check_sealing()
             return self._write(training, embedder, done, nonce, total)

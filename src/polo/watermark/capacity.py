@@ -53,7 +53,9 @@ class Capacity:
         per_block = self.block * load // MILLION
         if not self.blocks:
             return f"no tensor of this model can carry a mark of the scheme {self.scheme}"
-        if not 0 < load <= MILLION or not per_block:
+        if load > MILLION:
+            return f"a load of {load / MILLION:g} is more than one bit per weight"
+        if load <= 0 or not per_block:
             return f"a load of {load / MILLION:g} leaves a block of {self.block} weights no bit"
         if bits <= 0 or bits % (per_block * self.together):
             return f"{bits} bits are no multiple of the {self._step(load)}"
@@ -72,7 +74,9 @@ class Capacity:
             what = "scales of norm layers" if roomier else "weight matrices"
             return f"Use a model with larger trained {what}, or smaller blocks.{other}"
         step = self.block * load // MILLION * self.together
-        if not step:
+        if load > MILLION:
+            return "Use a load of at most 1 bit per weight."
+        if step <= 0:
             return f"Use a load of at least {1 / self.block:g} bits per weight."
         if bits <= self.bits_at(load):
             return f"Ask for {max(step, bits // step * step)} bits."

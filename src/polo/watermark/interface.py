@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polo.protocol.layout import Tensor
+from polo.protocol.records import SchemeTerms
 
 if TYPE_CHECKING:
     from polo.watermark.mark import Mark
@@ -79,6 +80,14 @@ class Scheme(Protocol):
             tensor: The tensor.
             norm: Whether it is the scale of a norm layer; None where only a layout is known.
         """
+
+
+@runtime_checkable
+class Bounded(Protocol):
+    """A scheme whose marks can be too costly to read; a scheme need not be one."""
+
+    def excess(self, terms: SchemeTerms) -> str:
+        """Why nobody should have to read a mark of these terms; empty if it is no burden."""
 
 
 def matrices_only(tensor: Tensor) -> str:

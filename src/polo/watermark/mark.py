@@ -69,7 +69,7 @@ class Mark:
 
 def carrier_of(terms: Terms, layout: Layout) -> Carrier:
     """The carrier that the terms name, refused if it cannot hold one mark."""
-    _check_groups(terms.scheme)
+    check_scheme(terms.scheme)
     carrier = Carrier(layout, terms.carrier, terms.scheme.block)
     if carrier.blocks < terms.scheme.blocks:
         raise CapacityError(
@@ -80,18 +80,21 @@ def carrier_of(terms: Terms, layout: Layout) -> Carrier:
     return carrier
 
 
-def _check_groups(terms: SchemeTerms) -> None:
-    """Refuse a mark whose blocks make no whole groups."""
+def check_scheme(terms: SchemeTerms) -> None:
+    """Refuse a mark whose blocks make no whole groups, or that is too costly to read."""
     try:
-        together = schemes.scheme(terms.name).together
+        own = schemes.scheme(terms.name)
     except TermsError:
         # An unknown scheme is no fault of the terms: who wants to read it will be told.
         return
-    if terms.blocks % together:
+    if terms.blocks % own.together:
         raise TermsError(
-            f"a mark of {terms.blocks} blocks; the scheme {terms.name} takes {together} together",
-            advice=f"Ask for a multiple of {together * terms.bits_per_block} bits.",
+            f"a mark of {terms.blocks} blocks; the scheme {terms.name} takes {own.together} "
+            "together",
+            advice=f"Ask for a multiple of {own.together * terms.bits_per_block} bits.",
         )
+    if isinstance(own, schemes.Bounded) and (excess := own.excess(terms)):
+        raise TermsError(f"the scheme {terms.name}: {excess}", place="terms.scheme")
 
 
 def derive(terms: Terms, carrier: Carrier, seed: bytes) -> Mark:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from polo.protocol import derivation
 from polo.protocol.layout import Tensor
+from polo.protocol.records import SchemeTerms
 from polo.watermark.ednn import fixed_point, right, signed_sums
 from polo.watermark.interface import Defaults, matrices_only
 
@@ -34,6 +35,9 @@ HIDDEN = 64
 
 SHIFT = 3
 """The leaky step divides what is below zero by 2^3."""
+
+MOST_WORDS = 2**23
+"""Words that X₂ of a whole mark is drawn from, at most: verifiers spend a second on so many."""
 
 _SPLIT = 32
 _CELLS = 2**22
@@ -60,6 +64,17 @@ class Riga:
         """Why a tensor may not carry; empty if it may."""
         del norm
         return matrices_only(tensor)
+
+    def excess(self, terms: SchemeTerms) -> str:
+        """Why a mark of these terms is too costly to read; empty if it is not."""
+        group = terms.bits if terms.key == "dense" else terms.bits_per_block
+        words = terms.bits * _hidden_units(group)
+        if words <= MOST_WORDS:
+            return ""
+        return (
+            f"{terms.bits} bits in groups of {group} take {words} words of key; at most "
+            f"{MOST_WORDS}: use block keys, a lower load or fewer bits"
+        )
 
 
 def directions(mark: "Mark", group: int, units: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -90,7 +105,11 @@ def directions(mark: "Mark", group: int, units: NDArray[np.int64]) -> NDArray[np
 
 def hidden_units(mark: "Mark") -> int:
     """Hidden units of a group."""
-    return max(HIDDEN, 2 * mark.group_bits)
+    return _hidden_units(mark.group_bits)
+
+
+def _hidden_units(bits: int) -> int:
+    return max(HIDDEN, 2 * bits)
 
 
 def hidden_parts(mark: "Mark", group: int) -> Iterator[NDArray[np.int8]]:

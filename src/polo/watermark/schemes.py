@@ -13,12 +13,12 @@ from polo.watermark.ednn import Ednn
 from polo.watermark.ednn_mean import EdnnMean
 from polo.watermark.fedipr import Fedipr
 from polo.watermark.fedipr_kernel import FediprKernel
-from polo.watermark.interface import Defaults, Scheme
+from polo.watermark.interface import Bounded, Defaults, Scheme
 from polo.watermark.offers import offered, offers
 from polo.watermark.riga import Riga
 from polo.watermark.signed import Signed
 
-__all__ = ["GROUP", "SCHEMES", "Defaults", "Scheme", "scheme"]
+__all__ = ["GROUP", "SCHEMES", "Bounded", "Defaults", "Scheme", "scheme"]
 
 GROUP = "polo.schemes"
 
@@ -48,6 +48,7 @@ def _offered(name: str) -> Scheme:
         )
     if not isinstance(found.item, Scheme) or found.item.name != name:
         raise found.broken("it is no polo.watermark.schemes.Scheme of that name")
-    if not isinstance(found.item.defaults, Defaults) or found.item.together < 1:
+    together = found.item.together
+    if not isinstance(found.item.defaults, Defaults) or type(together) is not int or together < 1:
         raise found.broken("its `defaults` or `together` are not what Scheme asks for")
     return found.item

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 _ADVICE = (
     "Freeze all of the base and keep its norm layers in eval(); what must be trained with the "
-    "adapter belongs to it (PEFT: modules_to_save)."
+    "adapter belongs to it (PEFT: modules_to_save). Do not merge and unmerge the adapter on the "
+    "way: that does not bring the base back to the bit."
 )
 
 

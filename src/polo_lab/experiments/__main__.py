@@ -6,7 +6,7 @@ from pathlib import Path
 
 from polo.watermark.schemes import SCHEMES
 from polo_lab.effort.catalogue import SMALL, TASKS
-from polo_lab.experiments import effort, escapes
+from polo_lab.experiments import effort, escapes, machine
 from polo_lab.schemes.courses import COURSES
 
 QUICK = 4
@@ -35,7 +35,7 @@ def _effort(asked: argparse.Namespace) -> int:
 
 def _escapes(asked: argparse.Namespace) -> int:
     return escapes.run(
-        effort.header(1),
+        machine.header(1),
         runs=asked.runs,
         challenges=asked.challenges,
         verified=asked.verified,

@@ -8,8 +8,6 @@ measures a run writes it down at once: an experiment that is killed loses the ru
 import json
 import multiprocessing
 import os
-import shlex
-import sys
 import tempfile
 import time
 import traceback
@@ -18,7 +16,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -92,7 +89,7 @@ def run(work: Iterable[Unit], *, workers: int, out: Path, minutes: float = 0) ->
     pending = list(_missing(work, known))
     out.parent.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + 60 * minutes if minutes else float("inf")
-    _write(out, {"run": header(workers)})
+    _write(out, {"run": machine.header(workers)})
     done = [row for found in _measured(pending, out, workers, deadline) for row in found]
     left = sum(len(unit.runs) for unit in pending) - len(done)
     return _summary(rows.settled([*known, *done]), left)
@@ -209,21 +206,6 @@ def _write(out: Path, value: dict[str, object]) -> None:
     line = f"\n{json.dumps(value, ensure_ascii=False)}\n".encode()
     with out.open("ab", buffering=0) as file:
         file.write(line)
-
-
-def header(workers: int) -> dict[str, object]:
-    """What is written down about the machine and the command."""
-    return {
-        "machine": machine.describe(),
-        "command": "python -m polo_lab.experiments " + shlex.join(_without_paths(sys.argv[1:])),
-        "workers": workers,
-        "began": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-
-
-def _without_paths(words: Sequence[str]) -> list[str]:
-    """A command as a reader would type it; no path of the recording machine is recorded."""
-    return [Path(word).name if "/" in word else word for word in words]
 
 
 def _summary(found: Sequence[Row], left: int) -> int:

@@ -124,7 +124,8 @@ def run(
         out: JSON lines.
     """
     done = {_key(row) for row in _recorded(out)}
-    _write(out, {"run": {**machine.describe(), "course": asdict(course), "time": _now()}})
+    said = {"command": machine.command(), "course": asdict(course), "time": _now()}
+    _write(out, {"run": {**machine.describe(), **said}})
     wrong = 0
     for name in tasks:
         bench = _Bench(name, course)

@@ -3,6 +3,9 @@
 import importlib.metadata
 import os
 import platform
+import shlex
+import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 _PACKAGES = ("torch", "numpy", "scikit-learn", "cryptography")
@@ -17,6 +20,22 @@ def describe() -> dict[str, object]:
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in _PACKAGES},
     }
+
+
+def header(workers: int) -> dict[str, object]:
+    """What is written down about the machine and the command of an experiment."""
+    return {
+        "machine": describe(),
+        "command": command(),
+        "workers": workers,
+        "began": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def command() -> str:
+    """The running command as a reader would type it, without paths of this machine."""
+    words = (Path(word).name if "/" in word else word for word in sys.argv[1:])
+    return f"python -m polo_lab.experiments {shlex.join(words)}"
 
 
 def _cpu() -> str:

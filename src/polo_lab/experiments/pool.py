@@ -3,12 +3,10 @@
 import json
 import multiprocessing
 import os
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from typing import TextIO, TypeVar
@@ -51,7 +49,7 @@ def begin(file: TextIO, workers: int) -> None:
     """Write the header of a call."""
     # A line that was cut must not swallow the next one.
     file.write("\n")
-    write(file, {"run": _header(workers)})
+    write(file, {"run": machine.header(workers)})
 
 
 def write(file: TextIO, value: dict[str, object]) -> None:
@@ -79,14 +77,3 @@ def _prepare() -> None:
 
 def _quiet() -> None:
     warnings.simplefilter("ignore")
-
-
-def _header(workers: int) -> dict[str, object]:
-    # No path of the recording machine is recorded.
-    words = [Path(word).name if "/" in word else word for word in sys.argv[1:]]
-    return {
-        "machine": machine.describe(),
-        "command": "python -m polo_lab.experiments " + " ".join(words),
-        "workers": workers,
-        "began": datetime.now(UTC).isoformat(timespec="seconds"),
-    }

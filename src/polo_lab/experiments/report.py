@@ -1,7 +1,8 @@
 """`python -m polo_lab.experiments.report`: write docs/results.md and docs/schemes.md.
 
 No figure on those pages is typed by hand: run the experiments again, record them with
-`--record NAME=FILE`, `--record-schemes NAME=FILE` or `--record-escapes FILE`, then this.
+`--record NAME=FILE`, `--record-schemes NAME=FILE`, `--record-escapes FILE` or `--record-lora FILE`,
+then this.
 """
 
 import argparse
@@ -12,7 +13,14 @@ from typing import Any
 
 from polo_lab.attacks.effort import ATTACKS
 from polo_lab.effort.catalogue import TASKS
-from polo_lab.experiments import escapes, escapes_report, recorded, schemes_report, schemes_rows
+from polo_lab.experiments import (
+    escapes,
+    escapes_report,
+    lora_report,
+    recorded,
+    schemes_report,
+    schemes_rows,
+)
 from polo_lab.experiments.recorded import Recorded
 from polo_lab.experiments.rows import ERROR, HONEST, Row
 from polo_lab.experiments.statistics import clopper_pearson, median
@@ -54,8 +62,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m polo_lab.experiments.report")
     for option in ("--record", "--record-schemes"):
         parser.add_argument(option, action="append", default=[], metavar="NAME=FILE")
-    parser.add_argument("--record-escapes", type=Path, metavar="FILE")
+    for option in ("--record-escapes", "--record-lora"):
+        parser.add_argument(option, type=Path, metavar="FILE")
     asked = parser.parse_args(arguments)
+    if asked.record_lora:
+        lora_report.record(asked.record_lora, lora_report.RECORDED)
     if asked.record_escapes:
         escapes.record(asked.record_escapes, escapes_report.RECORDED)
     for items, record in (
@@ -67,7 +78,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             record(name, Path(lines))
     observed = escapes.load(escapes_report.RECORDED)
     PAGE.write_text(page(recorded.load(), observed), encoding="utf-8")
-    schemes_page = schemes_report.page(schemes_rows.load())
+    adapters = lora_report.sections(*lora_report.load(lora_report.RECORDED))
+    schemes_page = schemes_report.page(schemes_rows.load(), tuple(adapters))
     schemes_report.PAGE.write_text(schemes_page, encoding="utf-8")
 
 

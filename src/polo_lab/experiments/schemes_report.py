@@ -43,13 +43,14 @@ Figures are means over seeds, ± half of their 95 % interval (Student's t); of t
 interval is exact, over the blocks of all seeds as if they were independent."""
 
 
-def page(found: Sequence[Recorded]) -> str:
-    """The page's text."""
+def page(found: Sequence[Recorded], adapters: Sequence[str] = ()) -> str:
+    """The page's text; the part about adapters comes last."""
     parts = [_INTRODUCTION, "## What it shows"]
     parts += schemes_findings.sentences([row for item in found for row in item.rows])
     parts += ["## Defaults", _defaults()]
     for experiment in found:
         parts += _sections(experiment)
+    parts += adapters
     return "\n\n".join(parts) + "\n"
 
 

@@ -245,6 +245,9 @@ class Replay:
             return Check("segment", Status.UNDECIDED, detail, place.shard, level=LEVEL)
         try:
             state, samples = reading.result()
+        except Exception as error:
+            return _trouble("segment", error, place.shard)
+        try:
             data.add(samples)
             exchange = samples.exchanged(_RANDOM) if place in self._tried else None
             attempt = self._rerun.attempt(place, state, samples, exchange=exchange)
@@ -254,7 +257,7 @@ class Replay:
             self._rerun.forget()
             if isinstance(error, (PoloError, *_OWN)):
                 return _trouble("segment", error, place.shard)
-            return self._stumbled(place, error, *reading.result())
+            return self._stumbled(place, error, state, samples)
 
     def _stumbled(self, place: Place, error: Exception, state: State, samples: Samples) -> Check:
         """A step that raised: by what was shown, if it does not on zeros."""

@@ -17,7 +17,7 @@ import torch
 from polo.embedding.embedder import Embedder
 from polo.embedding.hook import StepHook
 from polo.embedding.placement import parameters_of
-from polo.errors import TaskError
+from polo.errors import TaskError, WeightsError
 from polo.evidence.replay.order import Order, seed_generators
 from polo.evidence.replay.recipe import Recipe
 from polo.evidence.replay.record import Boundary
@@ -150,12 +150,14 @@ class Engine:
         recorder = self._recorders[0]
         self._recorders = [*self._recorders[1:], recorder]
         recorder.follow(self.optimizer)
-        recorder.start()
-        self.run(first, batches, stepped=stepped, recorder=recorder)
-        recorder.end()
+        with _own_trouble():
+            recorder.start()
+            self.run(first, batches, stepped=stepped, recorder=recorder)
+            recorder.end()
 
         def ended() -> Ended:
-            found = recorder.finish()
+            with _own_trouble():
+                found = recorder.finish()
             return Ended(found.boundaries[1], found.moves[0])
 
         if len(self._recorders) > 1:
@@ -312,7 +314,11 @@ def _only(tensors: Tensors, names: Iterable[str]) -> Tensors:
 
 def _share(here: Tensors, there: Tensors, before: Tensors) -> float:
     """How far two sets of tensors are apart, as a share of how far the first went."""
-    finite = [name for name, tensor in here.items() if bool(tensor.isfinite().all())]
+    finite = [
+        name
+        for name, tensor in here.items()
+        if bool(tensor.isfinite().all()) and bool(there[name].isfinite().all())
+    ]
     if all(torch.equal(here[name], there[name]) for name in finite):
         return 0.0
     ends = _only(here, finite)
@@ -321,6 +327,21 @@ def _share(here: Tensors, there: Tensors, before: Tensors) -> float:
         # Types without fractions, or zeros of other signs.
         return 0.0
     return math.inf if not went.item() else float(gap.item() / went.item())
+
+
+@contextmanager
+def _own_trouble() -> Iterator[None]:
+    """Say of what cannot be recorded that it is this machine's or the task's fault, nobody else's.
+
+    The state that a segment starts from was looked at before; nothing of it is refused here.
+    """
+    try:
+        yield
+    except WeightsError as error:
+        raise TaskError(
+            f"this machine could not record it: {error}",
+            advice="See that memory is free and processes may be started, then try again.",
+        ) from error
 
 
 class _StoppedError(Exception):
