@@ -15,8 +15,8 @@ _WORDS = """\
 SmolLM2-135M, a pretrained language model, fine-tuned by LoRA on its query and value projections;
 the proof covers the adapter, the terms name the base by its root. Accuracy is that of the next
 token on held-out text. Each adapter is then merged into the base as PEFT does it, and
-`polo identify --base` looks for the chain's marks in the full model, in float32 and bfloat16; and in
-the model that an unmarked adapter was merged into, where it must name nobody."""
+`polo identify --base` looks for the chain's marks in the full model, in float32 and bfloat16; and
+in the model that an unmarked adapter was merged into, where it must name nobody."""
 
 _HEAD = (
     "text", "scheme", "bits", "shards", "accuracy", "less unmarked", "η, verified",
