@@ -287,18 +287,24 @@ def prove(path: Path, key: polo.Identity, source: Any, task: Any) -> None:
     assert prover.finish().shards == 2
 
 
-def test_terms_that_bind_what_cannot_be_checked(
+def test_an_adapter_on_a_base_that_the_task_lacks(
     enrol: Callable[..., Any], alice: polo.Identity, issuer: polo.Identity, task: Any,
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     issued = enrol()
     terms = replace(issued.record.terms, base=bytes(32))
     record = signing.sign(replace(issued.record, terms=terms), issuer)
-    prove(tmp_path / "proof", alice, polo.OfflineEnrolment(record, issued.drawn), task)
+    source = polo.OfflineEnrolment(record, issued.drawn)
+    with pytest.raises(WeightsError, match="this model has no base"):
+        prove(tmp_path / "refused", alice, source, task)
+    # A prover of their own making need not look.
+    monkeypatch.setattr("polo.weights.base.check_base", lambda model, wanted: None)
+    monkeypatch.setattr("polo.weights.base.base_root", lambda model: bytes(32))
+    prove(tmp_path / "proof", alice, source, task)
+    monkeypatch.undo()
     verdict = polo.verify(tmp_path / "proof", trust=issuer.public_key, task=task)
     assert verdict.outcome is Outcome.UNDECIDED
-    assert found(verdict, Status.UNDECIDED) == [("evidence", 0, "")]
-    assert "base" in next(verdict.of(Status.UNDECIDED)).detail
+    assert ("base", 0, "") in found(verdict, Status.UNDECIDED)
     assert sorted(verdict.per_shard("mark")) == [1, 2]
 
 

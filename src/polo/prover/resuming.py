@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch.optim import Optimizer
+
 from polo.errors import StoreError
 from polo.privacy import obfuscation
 from polo.protocol.records import Enrolment, Manifest, Nonce, Start
@@ -136,10 +138,7 @@ def _restore(training: Training, saved: dict[str, Any], path: Path, root: bytes)
             place=str(path),
             advice="Bring the right state folder back, or remove this file to go on without.",
         )
-    _load("the optimizer", training.optimizer, saved["optimizer"], path)
-    wanted = training.optimizer.defaults.keys()
-    if any(wanted - group.keys() for group in training.optimizer.param_groups):
-        raise _other_kind("the optimizer", path)
+    _load_optimizer(training.optimizer, saved["optimizer"], path)
     for name, item in training.also.items():
         if name in saved["also"]:
             _load(repr(name), item, saved["also"][name], path)
@@ -170,6 +169,14 @@ def _damaged(path: Path) -> StoreError:
         place=str(path),
         advice="Bring the right state folder back, or remove this file to go on without.",
     )
+
+
+def _load_optimizer(optimizer: Optimizer, saved: Any, path: Path) -> None:
+    # Loading may add to the defaults, and schedulers have added to the groups.
+    wanted = optimizer.defaults.keys() & optimizer.param_groups[0].keys()
+    _load("the optimizer", optimizer, saved, path)
+    if any(wanted - group.keys() for group in optimizer.param_groups):
+        raise _other_kind("the optimizer", path)
 
 
 def _load(what: str, item: Any, saved: Any, path: Path) -> None:

@@ -5,18 +5,13 @@ so that every attack's cost is measured beside the honest training that it is co
 measures a run writes it down at once: an experiment that is killed loses the runs under way.
 """
 
-import json
-import multiprocessing
-import os
+import functools
 import tempfile
 import time
 import traceback
-import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +23,7 @@ from polo_lab.effort.case import Attack, Attempt, Case
 from polo_lab.effort.catalogue import SMALL, Key, keys
 from polo_lab.effort.judging import Judgement, judge
 from polo_lab.effort.training import Trained, respond
-from polo_lab.experiments import machine, rows
+from polo_lab.experiments import pool, rows
 from polo_lab.experiments.rows import HONEST, Row
 
 PER_ATTACK = 30
@@ -87,10 +82,11 @@ def run(work: Iterable[Unit], *, workers: int, out: Path, minutes: float = 0) ->
     """
     _, known = rows.read(out)
     pending = list(_missing(work, known))
-    out.parent.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + 60 * minutes if minutes else float("inf")
-    _write(out, {"run": machine.header(workers)})
-    done = [row for found in _measured(pending, out, workers, deadline) for row in found]
+    pool.begin(out, workers)
+    measuring = functools.partial(measure, out=out)
+    found = pool.measured(measuring, pending, workers=workers, deadline=deadline)
+    done = [row for some in found for row in some]
     left = sum(len(unit.runs) for unit in pending) - len(done)
     return _summary(rows.settled([*known, *done]), left)
 
@@ -104,7 +100,7 @@ def measure(unit: Unit, out: Path) -> list[Row]:
             # What one run leaves behind goes before the next: large models leave gigabytes.
             with tempfile.TemporaryDirectory(dir=temporary) as own:
                 row = _row(case, unit.key, name, Path(own) / "proof")
-            _write(out, {"row": row.to_json()})
+            pool.add(out, {"row": row.to_json()})
             print(
                 f"{row.task} {row.optimizer} {row.schedule} {row.attack}: {row.outcome}", flush=True
             )
@@ -177,35 +173,6 @@ def _missing(work: Iterable[Unit], known: Sequence[Row]) -> Iterator[Unit]:
     for unit in work:
         if runs := tuple(name for name in unit.runs if (unit.key, name) not in done):
             yield Unit(unit.key, runs)
-
-
-def _measured(work: list[Unit], out: Path, workers: int, deadline: float) -> Iterator[list[Row]]:
-    """Rows of each unit as it is done; units are handed out one by one."""
-    os.environ["OMP_NUM_THREADS"] = "1"
-    context, waiting = multiprocessing.get_context("spawn"), iter(work)
-    with ProcessPoolExecutor(workers, context, initializer=_prepare) as pool:
-        running = {pool.submit(measure, unit, out) for unit in islice(waiting, workers)}
-        while running:
-            done, running = wait(running, return_when=FIRST_COMPLETED)
-            if time.monotonic() < deadline:
-                running |= {pool.submit(measure, unit, out) for unit in islice(waiting, len(done))}
-            yield from (future.result() for future in done)
-
-
-def _prepare() -> None:
-    """One thread for each process: together they fill the cores."""
-    import torch
-
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-
-
-def _write(out: Path, value: dict[str, object]) -> None:
-    """Add a line to what several processes write; each line goes out in one piece."""
-    # A line that was cut must not swallow this one, which is why it begins with a line break.
-    line = f"\n{json.dumps(value, ensure_ascii=False)}\n".encode()
-    with out.open("ab", buffering=0) as file:
-        file.write(line)
 
 
 def _summary(found: Sequence[Row], left: int) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from itertools import islice
 from pathlib import Path
-from typing import TextIO, TypeVar
+from typing import Any, TypeVar
 
 from polo_lab.experiments import machine
 
@@ -45,20 +45,21 @@ def measured(
             yield from (future.result() for future in done)
 
 
-def begin(file: TextIO, workers: int) -> None:
-    """Write the header of a call."""
-    # A line that was cut must not swallow the next one.
-    file.write("\n")
-    write(file, {"run": machine.header(workers)})
+def begin(out: Path, workers: int) -> None:
+    """Add the header of a call to a recording."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    add(out, {"run": machine.header(workers)})
 
 
-def write(file: TextIO, value: dict[str, object]) -> None:
-    """Write one line, and have it on the disk."""
-    file.write(json.dumps(value, ensure_ascii=False) + "\n")
-    file.flush()
+def add(out: Path, value: dict[str, object]) -> None:
+    """Add a line to a recording that several processes write; each line goes out in one piece."""
+    # A line that was cut must not swallow this one, which is why it begins with a line break.
+    line = f"\n{json.dumps(value, ensure_ascii=False)}\n".encode()
+    with out.open("ab", buffering=0) as file:
+        file.write(line)
 
 
-def lines_of(path: Path) -> Iterator[dict[str, dict[str, object]]]:
+def lines_of(path: Path) -> Iterator[dict[str, Any]]:
     """Lines of a recording; one that was cut is left out."""
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         try:

@@ -1,11 +1,12 @@
 """One run as a row: how it is recorded, line by line, and read back."""
 
 import dataclasses
-import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
+
+from polo_lab.experiments import pool
 
 HONEST = "honest"
 ERROR = "error"
@@ -111,7 +112,7 @@ class Row:
 
 def read(path: Path) -> tuple[list[dict[str, Any]], list[Row]]:
     """Headers and rows of a file of JSON lines; a last line that was cut is left out."""
-    lines = list(_lines(path)) if path.exists() else []
+    lines = list(pool.lines_of(path))
     rows = [Row.from_json(line["row"]) for line in lines if "row" in line]
     return [line["run"] for line in lines if "run" in line], rows
 
@@ -124,11 +125,3 @@ def settled(found: Iterable[Row]) -> list[Row]:
         if key not in last or row.outcome != ERROR:
             last[key] = row
     return list(last.values())
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            yield json.loads(line)
-        except json.JSONDecodeError:
-            continue

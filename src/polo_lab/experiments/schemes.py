@@ -103,21 +103,19 @@ def run(work: Iterable[Unit], *, workers: int, out: Path, minutes: float = 0) ->
     _, known = schemes_rows.read(out)
     done = {row.key for row in known if not row.problem or row.problem.startswith(UNFIT)}
     pending = [unit for unit in work if unit.row.key not in done]
-    out.parent.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + 60 * minutes if minutes else float("inf")
     broken, count = 0, 0
-    with out.open("a", encoding="utf-8") as file:
-        pool.begin(file, workers)
-        # Unmarked trainings first: all others are compared with them.
-        for phase in (
-            [unit for unit in pending if unit.row.scheme == PLAIN],
-            [unit for unit in pending if unit.row.scheme != PLAIN],
-        ):
-            for row in pool.measured(measure, phase, workers=workers, deadline=deadline):
-                pool.write(file, {"row": row.to_json()})
-                print(_line(row), flush=True)
-                broken += bool(row.problem) and not row.problem.startswith(UNFIT)
-                count += 1
+    pool.begin(out, workers)
+    # Unmarked trainings first: all others are compared with them.
+    for phase in (
+        [unit for unit in pending if unit.row.scheme == PLAIN],
+        [unit for unit in pending if unit.row.scheme != PLAIN],
+    ):
+        for row in pool.measured(measure, phase, workers=workers, deadline=deadline):
+            pool.add(out, {"row": row.to_json()})
+            print(_line(row), flush=True)
+            broken += bool(row.problem) and not row.problem.startswith(UNFIT)
+            count += 1
     if left := len(pending) - count:
         print(f"{left} trainings are left; run the same command again")
     return int(bool(broken or left))
