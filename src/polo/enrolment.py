@@ -186,7 +186,7 @@ def make_terms(
     terms = Terms(
         task=about,
         layout=layout.digest,
-        carrier=tuple(carrier) if carrier is not None else fits.names,
+        carrier=fits.names if carrier is None else _carriers(carrier, layout),
         scheme=agreed,
         thresholds=Thresholds(millionths(embed), millionths(verify), log2_p),
         finish=FinishTerms(
@@ -227,6 +227,19 @@ def _check_manifest(terms: Terms) -> None:
             if fitting > 0
             else "Name fewer carriers: their names alone fill the manifest.",
         )
+
+
+def _carriers(asked: Sequence[str], layout: Layout) -> tuple[str, ...]:
+    """The tensors that the caller wants marks in, each once and in the order of the layout."""
+    wanted = {asked} if isinstance(asked, str) else set(asked)
+    unknown = sorted(wanted - layout.index.keys())
+    if unknown or not wanted:
+        raise TermsError(
+            "the model has no such tensor to carry marks" if unknown else "no carrier is named",
+            place=unknown[0] if unknown else "",
+            advice="`polo validate` lists the tensors that can; by default it is all of them.",
+        )
+    return tuple(tensor.name for tensor in layout.tensors if tensor.name in wanted)
 
 
 def _given(value: Given | None, usual: Given) -> Given:

@@ -2,13 +2,17 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
 from polo import cli
+from polo.cli.advice import trained
+from polo.errors import WeightsError
 
 
 def run(*words: object) -> int:
@@ -90,6 +94,26 @@ def test_mistakes_are_told(
     }[fault]
     assert run("validate", *words) == 2
     assert capsys.readouterr().err
+
+
+def test_a_model_with_tied_weights_is_loaded(tmp_path: Path) -> None:
+    def build() -> nn.Module:
+        model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+        model[1].weight = model[0].weight
+        return model
+
+    task, model = SimpleNamespace(name="tied", build_model=build), build()
+    state = model.state_dict()
+    for name, tensors in {
+        "all": state,
+        "once": {k: state[k] for k in state if k != "1.weight"},
+    }.items():
+        save_file({key: value.clone() for key, value in tensors.items()}, tmp_path / name)
+        found = trained(task, tmp_path / name)
+        assert all(torch.equal(value, state[key]) for key, value in found.state_dict().items())
+    save_file({"0.weight": torch.zeros(64, 64)}, tmp_path / "part")
+    with pytest.raises(WeightsError, match=r"0\.bias: is not of a model of the task 'tied'"):
+        trained(task, tmp_path / "part")
 
 
 @pytest.mark.parametrize("scheme", ["ednn", "signed"])

@@ -16,6 +16,7 @@ from torch import nn
 
 import polo
 from polo.checks import Check
+from polo.embedding.presses import PRESSES
 from polo.errors import LimitError, PoloError
 from polo.evidence.replay import challenge as challenges
 from polo.evidence.replay import check as level
@@ -281,9 +282,18 @@ def growing(task: Any) -> Any:
     return Growing()
 
 
+def screening(task: Any) -> Any:
+    class Screening(type(task)):  # type: ignore[misc]
+        def refused(self, batch: Any) -> str:
+            raise KeyError("no such column")
+
+    return Screening()
+
+
 OWN_TASKS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "two steps": (lambda task: stepping(task, 2), "made 2 optimizer steps instead of one"),
     "no step": (lambda task: stepping(task, 0), "optimizer step"),
+    "cannot screen": (screening, "KeyError: 'no such column'"),
     "raises": (raising, "RuntimeError: out of memory"),
     "another layout": (growing, "changes which tensors the model has"),
 }
@@ -532,3 +542,17 @@ def test_no_segment_hides_behind_one_that_cannot_be_read(
     found = {check.shard: check for check in verdict.checks if check.name == "segment"}
     assert found[1].detail == "made up"
     assert "what nobody thought of" in found[2].detail
+
+
+def test_a_verifier_that_cannot_press_blames_nobody(
+    lean: Any,
+    asked: tuple[Challenge, Path],
+    open_checks: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(PRESSES, "ednn")
+    verdict = lean.verify(*asked)
+    assert verdict.outcome is Outcome.UNDECIDED
+    found = [check for check in open_checks(verdict) if "can press marks" in check.detail]
+    assert {check.name for check in found} == {"segment", "sealing"}
+    assert all("polo.presses" in check.advice for check in found)

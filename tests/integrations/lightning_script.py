@@ -82,6 +82,7 @@ def train(
     module: Any = (),
     saving: Any = (),
     validate: bool = False,
+    kind: Any = None,
     **options: Any,
 ) -> Any:
     torch.manual_seed(seed)
@@ -102,7 +103,7 @@ def train(
     last = folder / "lightning" / "last.ckpt"
     if checkpoint == "last":
         checkpoint = last if last.exists() else None
-    kind = Validated if validate else Tiny
+    kind = kind or (Validated if validate else Tiny)
     model = kind(task.build_model(), **dict(module))
     trainer.fit(model, loader, loader if validate else None, ckpt_path=checkpoint)
     return callback.proof

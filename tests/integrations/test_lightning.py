@@ -5,8 +5,11 @@ import logging
 from typing import Any
 
 import pytest
+import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import OnExceptionCheckpoint
 
-from polo.errors import StoreError, TermsError
+from polo.errors import FormatError, StoreError, TermsError, WeightsError
 
 EPOCH = 8
 
@@ -102,6 +105,82 @@ def test_a_checkpoint_within_a_shard_goes_on_there(
     assert site.accepted()
 
 
+@pytest.mark.filterwarnings("ignore:.*was called without a model")
+@pytest.mark.filterwarnings("ignore:.*there is no last checkpoint available")
+def test_a_checkpoint_of_an_exception_knows_its_place(site: Any, lightning_script: Any) -> None:
+    folder = site.folder / "lightning"
+    callbacks = [OnExceptionCheckpoint(folder), lightning_script.Raising()]
+    with pytest.raises(RuntimeError, match="disk is full"):
+        lightning_script.train(site.folder, site.task, callbacks=callbacks)
+    lightning_script.train(site.folder, site.task, checkpoint=folder / "on_exception.ckpt")
+    assert site.steps == [EPOCH] * 4
+    assert site.accepted()
+
+
+def test_a_run_that_was_over_when_it_was_restored_gets_its_proof(
+    site: Any, lightning_script: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*_: Any) -> None:
+        raise RuntimeError("killed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("polo.integrations.loop.Loop.finish", die)
+        with pytest.raises(RuntimeError, match="killed"):
+            lightning_script.train(site.folder, site.task, max_epochs=2)
+    assert not site.manifest["finished"]
+    proof = lightning_script.train(site.folder, site.task, max_epochs=2)
+    assert proof.shards == 2
+    assert site.manifest["finished"]
+
+
+def test_the_model_is_trained_on_in_the_mode_it_was_in(site: Any, lightning_script: Any) -> None:
+    modes = []
+
+    class Looking(Callback):
+        def on_train_batch_start(self, trainer: Any, module: Any, *rest: Any) -> None:
+            modes.append(module.net.training)
+
+    def careless(model: Any) -> float:
+        return float(site.task.evaluate(model.eval()))
+
+    task = type(site.task)()
+    task.evaluate = careless
+    lightning_script.train(site.folder, task, callbacks=[Looking()], max_epochs=2)
+    assert all(modes)
+    assert site.steps == [EPOCH] * 2
+
+
+def test_of_two_modules_alike_the_trained_one_is_taken(site: Any, lightning_script: Any) -> None:
+    class Taught(lightning_script.Tiny):  # type: ignore[misc, name-defined]
+        def __init__(self, net: Any) -> None:
+            super().__init__(net)
+            del self.net
+            self.teacher = site.task.build_model().requires_grad_(False)
+            self.net = net
+
+    lightning_script.train(site.folder, site.task, kind=Taught, max_epochs=2)
+    assert site.steps == [EPOCH] * 2
+
+
+def test_other_number_formats_are_refused_in_words(site: Any, lightning_script: Any) -> None:
+    with pytest.raises(WeightsError, match="neither the model nor a module inside it has"):
+        lightning_script.train(site.folder, site.task, precision="bf16-true")
+
+
+@pytest.mark.parametrize("entry", [[1], {"position": {1: 2, "format": "polo-position-1"}}, "big"])
+def test_a_tampered_checkpoint_is_named(entry: Any, site: Any, lightning_script: Any) -> None:
+    lightning_script.train(site.folder, site.task, max_epochs=1)
+    path = site.folder / "lightning" / "last.ckpt"
+    saved = torch.load(path, weights_only=False)
+    if entry == "big":
+        entry = {"position": {**saved["callbacks"]["PoloCallback"]["position"], "steps": 2**53 - 1}}
+    saved["callbacks"]["PoloCallback"] = entry
+    torch.save(saved, path)
+    with pytest.raises(FormatError):
+        lightning_script.train(site.folder, site.task)
+    assert site.steps == [EPOCH]
+
+
 def test_a_new_run_does_not_go_on_with_an_old_proof_by_accident(
     site: Any, lightning_script: Any
 ) -> None:
@@ -121,6 +200,8 @@ def test_of_several_optimizers_one_must_be_chosen(site: Any, lightning_script: A
     two = {"module": {"manual": True, "two": True}}
     with pytest.raises(TermsError, match="there are 2 optimizers"):
         lightning_script.train(site.folder, site.task, **two)
+    with pytest.raises(TermsError, match="there are 2 optimizers"):
+        lightning_script.train(site.folder, site.task, polo={"optimizer": 2}, **two)
     lightning_script.train(site.folder, site.task, polo={"optimizer": 0}, **two)
     assert site.steps == [EPOCH] * 4
     assert site.accepted()

@@ -14,6 +14,7 @@ import polo
 from polo.checks import Status
 from polo.errors import WeightsError
 from polo.integrations.peft import Adapter, adapter
+from polo.storage.folder import ProofFolder
 from polo.weights import checkpoint_of, commit, open_found
 from polo.weights.base import base_root
 from polo.weights.files import FileCheckpoint
@@ -234,6 +235,26 @@ def write_unseen(view: Any) -> None:
 
 def thaw(view: Any) -> None:
     view.model.get_base_model()[4].weight.requires_grad_(True)
+
+
+def write_fused(view: Any) -> None:
+    weight = view.model.get_base_model()[4].weight
+    weight.grad = torch.ones_like(weight)
+    torch.optim.AdamW([weight], fused=True).step()
+
+
+def merge(view: Any) -> None:
+    view.model.merge_adapter()
+    view.model.unmerge_adapter()
+
+
+@pytest.mark.parametrize("spoil", [write_unseen, write_fused, merge])
+def test_nothing_is_sealed_on_a_base_that_was_changed_unseen(
+    prove: Any, spoil: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(WeightsError, match="the base is no longer the one"):
+        prove(spoil=spoil)
+    assert ProofFolder(tmp_path / "proof").manifest().shards == ()
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import polo
 from polo.integrations.peft import adapter, save_base
 from polo.ownership import Finding
+from polo.ownership.merged import _fit
+from polo.weights import commit
 
 CODES, WINDOW = 64, 24
 STRENGTH = {"ednn": 0.001, "signed": 0.1}
@@ -210,6 +212,32 @@ def test_a_file_as_transformers_saves_it_is_the_base(case: Case, tmp_path: Path)
     assert case.identify(path, base=tmp_path / "base").finding is Finding.CLAIM
 
 
+def test_a_base_that_cannot_be_read_is_asked_for(case: Case, tmp_path: Path) -> None:
+    path = save(base_model(), tmp_path / "found.safetensors")
+    found = case.identify(path, base=tmp_path / "nowhere.safetensors")
+    assert found.finding is Finding.UNDECIDED
+    assert "nowhere.safetensors" in found.claims[0].problem
+    assert "Give the base to the bit" in found.claims[0].advice
+
+
+def test_a_base_with_many_tables_is_not_hashed_for_each(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = {f"m{at}.embed_tokens.weight": torch.zeros(4, 4) for at in range(200)}
+    save_file(tables, tmp_path / "many.safetensors")
+    calls = []
+
+    def counted(checkpoint: Any) -> Any:
+        calls.append(checkpoint)
+        return commit(checkpoint)
+
+    monkeypatch.setattr("polo.ownership.merged.commit", counted)
+    path = save(base_model(), tmp_path / "found.safetensors")
+    found = case.identify(path, base=tmp_path / "many.safetensors")
+    assert "is not the base" in found.claims[0].problem
+    assert len(calls) < 10
+
+
 def test_weights_that_are_not_finite_decide_nothing(case: Case, tmp_path: Path) -> None:
     path = save(merged(case), tmp_path / "nan.safetensors", lambda value: value * float("nan"))
     found = case.identify(path)
@@ -250,3 +278,32 @@ def test_an_adapter_of_a_convolution_is_no_error(folder: Path, tmp_path: Path) -
     (claim,) = case.identify(save(model.merge_and_unload(), tmp_path / "merged")).claims
     assert claim.finding is Finding.UNDECIDED
     assert "has no LoRA pairs of matrices" in claim.problem
+
+
+def test_who_attaches_the_whole_model_is_told_of_the_view(tmp_path: Path) -> None:
+    key, issuer = polo.Identity.generate(), polo.Identity.generate()
+    terms = polo.make_terms(Sequences(), bits=256, block=64)
+    enrolment = polo.enrol(terms, identity=key.public_key, issuer=issuer)
+    model, prover = wrapped(), polo.Prover(enrolment, key=key, store=tmp_path / "proof")
+    with pytest.raises(polo.PoloError, match="this model has no base") as caught:
+        prover.attach(model, torch.optim.AdamW(model.parameters()))
+    assert "adapter(model)" in caught.value.advice
+    prover.close()
+
+
+@pytest.mark.parametrize(
+    ("down", "up", "fit"),
+    [
+        ((4, 64), (128, 4), True),
+        ((512, 4096), (4096, 512), True),
+        ((513, 4096), (4096, 513), False),
+        ((4, 64), (128, 5), False),
+        ((0, 64), (128, 0), False),
+        ((64,), (64,), False),
+        ((4, 64, 3, 3), (64, 4, 1, 1), False),
+    ],
+)
+def test_pairs_are_matrices_of_a_moderate_rank(
+    down: tuple[int, ...], up: tuple[int, ...], fit: bool
+) -> None:
+    assert _fit(down, up) is fit

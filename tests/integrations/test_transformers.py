@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import polo
-from polo.errors import StoreError, TermsError, WeightsError
+from polo.errors import ChainError, FormatError, StoreError, TermsError, WeightsError
 from polo.integrations.peft import adapter
 
 EPOCH = 8
@@ -195,8 +195,56 @@ def test_callbacks_made_anew_from_a_checkpoint_are_refused(site: Any, trainer_sc
     assert "restore_callback_states_from_checkpoint off" in caught.value.advice
 
 
+def test_a_trainer_that_trains_again_starts_anew(site: Any, trainer_script: Any) -> None:
+    trainer, _ = trainer_script.make(site.folder, site.task, num_train_epochs=2)
+    trainer.train()
+    with pytest.raises(StoreError, match="2 sealed shards, and this run starts anew"):
+        trainer.train()
+    assert site.steps == [EPOCH] * 2
+
+
+def test_two_callbacks_are_refused(site: Any, trainer_script: Any) -> None:
+    trainer, callback = trainer_script.make(site.folder, site.task)
+    trainer.add_callback(callback)
+    with pytest.raises(ChainError, match="several PoloCallbacks") as caught:
+        trainer.train()
+    assert "give the Trainer one" in caught.value.advice
+    assert not (site.proof / "manifest.json").exists()
+
+
+@pytest.mark.parametrize("entry", ["x", {}, {"attributes": 1}, {"attributes": {"position": {}}}])
+def test_a_tampered_entry_is_named(entry: Any, site: Any, trainer_script: Any) -> None:
+    trainer_script.train(site.folder, site.task, num_train_epochs=1)
+    path = site.folder / "trainer" / f"checkpoint-{EPOCH}" / "trainer_state.json"
+    state = json.loads(path.read_text())
+    state["stateful_callbacks"]["PoloCallback"] = entry
+    path.write_text(json.dumps(state))
+    with pytest.raises(FormatError):
+        trainer_script.train(site.folder, site.task)
+    assert site.steps == [EPOCH]
+
+
+def test_terms_of_another_model_are_refused_in_words(site: Any, trainer_script: Any) -> None:
+    other = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4))
+    with pytest.raises(WeightsError, match="neither the model nor a module inside it has"):
+        trainer_script.train(site.folder, site.task, net=other)
+
+
+@pytest.mark.parametrize("every", [0, -3, "3", 2.5])
+def test_an_odd_interval_is_named(every: Any, site: Any, trainer_script: Any) -> None:
+    with pytest.raises(TermsError, match="every = "):
+        trainer_script.make(site.folder, site.task, polo={"every": every})
+
+
+@pytest.mark.parametrize("view", [True, False], ids=["given", "found"])
 def test_an_adapter_is_reached_through_its_view(
-    tmp_path: Path, task: Any, enrol: Any, alice: Any, issuer: Any, trainer_script: Any
+    view: bool,
+    tmp_path: Path,
+    task: Any,
+    enrol: Any,
+    alice: Any,
+    issuer: Any,
+    trainer_script: Any,
 ) -> None:
     def wrapped() -> Any:
         torch.manual_seed(0)
@@ -209,7 +257,7 @@ def test_an_adapter_is_reached_through_its_view(
     subject = type(task)(lambda: adapter(wrapped()))
     enrol(task=subject, block=64, bits=64, budget=1.0).save(tmp_path / "enrolment")
     alice.save(tmp_path / "alice.key")
-    options = {"view": lambda model: adapter(model.net)}
+    options = {"view": lambda model: adapter(model.net)} if view else {}
     for epochs in (2, 4):
         proof = trainer_script.train(
             tmp_path, subject, net=wrapped(), polo=options, num_train_epochs=epochs

@@ -100,6 +100,16 @@ def test_a_failed_sealing_leaves_the_model_as_it_was(run: Any, task: Any) -> Non
     run.prover.close()
 
 
+@pytest.mark.parametrize("value", [None, "good", [1], torch.zeros(2), {1: 2.0}, {"a": None}])
+def test_a_measure_that_is_no_number(value: Any, run: Any, task: Any) -> None:
+    run.attach()
+    task.train_epoch(run.model, run.optimizer)
+    with pytest.raises(polo.errors.TermsError):
+        run.prover.end_epoch(evaluate=lambda: value)
+    assert run.prover.shards == 0
+    run.prover.close()
+
+
 def test_a_buffer_that_comes_late(run: Any) -> None:
     run.attach()
     run.model.register_buffer("late", torch.zeros(3))
@@ -198,7 +208,9 @@ def test_several_ranks_are_refused(run: Any, monkeypatch: pytest.MonkeyPatch) ->
     run.prover.close()
 
 
-@pytest.mark.parametrize("options", [{"retention": 0}, {"check_every": -1}, {"retention": "some"}])
+@pytest.mark.parametrize(
+    "options", [{"retention": 0}, {"check_every": -1}, {"retention": "some"}, {"check_every": "3"}]
+)
 def test_odd_options_are_named(
     options: dict[str, Any], enrol: Enrol, alice: polo.Identity, tmp_path: Path
 ) -> None:

@@ -19,6 +19,7 @@ from torch import nn
 import polo
 from polo.errors import StoreError
 from polo.privacy import obfuscation
+from polo.storage import state
 from polo.storage.folder import ProofFolder
 from polo.weights import checkpoint_of, commit
 
@@ -293,6 +294,42 @@ def test_a_damaged_training_state_is_refused_in_words(
     (tmp_path / "proof.state/000001.safetensors").write_bytes(b"damaged")
     second = Trainer(task, enrolment, alice, tmp_path / "proof")
     with pytest.raises(StoreError, match="training state cannot be read"):
+        second.attach()
+    second.prover.close()
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
+def test_a_state_of_another_optimizer_is_refused_in_words(
+    optimizer: str, task: Any, enrol: Enrol, alice: polo.Identity, tmp_path: Path
+) -> None:
+    enrolment = enrol(**EASY)
+    first = Trainer(task, enrolment, alice, tmp_path / "proof", optimizer=optimizer)
+    first.run(1)
+    first.prover.close()
+    other = "AdamW" if optimizer == "SGD" else "SGD"
+    second = Trainer(task, enrolment, alice, tmp_path / "proof", optimizer=other)
+    with pytest.raises(StoreError, match="the optimizer does not fit") as caught:
+        second.attach()
+    assert "same class" in caught.value.advice
+    second.prover.close()
+
+
+@pytest.mark.parametrize(
+    "spoilt",
+    [[1], {"optimizer": [1]}, {"random": {}}, {"random": {"torch": torch.zeros(3)}}, {"steps": ""}],
+)
+def test_a_training_state_that_says_nonsense(
+    spoilt: Any, task: Any, enrol: Enrol, alice: polo.Identity, tmp_path: Path
+) -> None:
+    enrolment = enrol(**EASY)
+    first = Trainer(task, enrolment, alice, tmp_path / "proof")
+    first.run(1)
+    first.prover.close()
+    path = tmp_path / "proof.state/000001.safetensors"
+    known = state.read_state(path)
+    state.write_state(path, {**known, **spoilt} if isinstance(spoilt, dict) else spoilt)
+    second = Trainer(task, enrolment, alice, tmp_path / "proof")
+    with pytest.raises(StoreError, match="training state is damaged"):
         second.attach()
     second.prover.close()
 

@@ -1,5 +1,6 @@
 """RIGA reads exactly what two layers of integers say, whatever the weights."""
 
+import contextlib
 import hashlib
 from fractions import Fraction
 from typing import Any
@@ -7,8 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+import polo
+from polo.errors import TermsError
+from polo.protocol.detection import MILLION
+from polo.protocol.layout import CHUNK_BYTES, Layout, Tensor
 from polo.protocol.records import SchemeTerms
 from polo.watermark import Mark, read
+from polo.watermark.mark import check_scheme
 from polo.watermark.riga import Riga, directions, hidden_units
 
 Array = np.ndarray[Any, Any]
@@ -204,3 +210,25 @@ def test_single_bits_do_not_lean_to_one_value() -> None:
     )
     # Bits of one key share their hidden units, so the spread is a little wider than a coin's.
     assert abs(ones - 3200) < 400
+
+
+@pytest.mark.parametrize(
+    ("bits", "block", "load", "key", "fine"),
+    [
+        (2048, 256, 0.125, "dense", True),
+        (2048, 2048, 1.0, "block", True),
+        (2**17, 256, 0.125, "block", True),
+        (4096, 256, 0.25, "dense", False),
+        (4096, 2048, 1.0, "block", False),
+    ],
+)
+def test_marks_that_take_long_to_read_are_refused(
+    bits: int, block: int, load: float, key: str, fine: bool
+) -> None:
+    terms = SchemeTerms("riga", bits, block, round(load * MILLION), key, 1000, "sum", 1)
+    terms.check("terms")
+    with contextlib.nullcontext() if fine else pytest.raises(TermsError, match="words of key"):
+        check_scheme(terms)
+    layout = Layout(CHUNK_BYTES, (Tensor("w", "F32", (terms.blocks, block)),), ())
+    with contextlib.nullcontext() if fine else pytest.raises(TermsError, match="use block keys"):
+        polo.make_terms(layout, scheme="riga", bits=bits, block=block, load=load, key=key)

@@ -37,6 +37,10 @@ class Careless(Ednn):
     name = "careless"
     together = 0
 
+class Wordy(Ednn):
+    name = "wordy"
+    together = "two"
+
 def explode():
     raise RuntimeError("it is Monday")
 '''
@@ -48,6 +52,7 @@ ednn = pairs_scheme.reading:Misnamed
 misnamed = pairs_scheme.reading:Misnamed
 half = pairs_scheme.reading:Half
 careless = pairs_scheme.reading:Careless
+wordy = pairs_scheme.reading:Wordy
 absent = pairs_scheme.reading:Absent
 nowhere = no_such_package_at_all:Thing
 
@@ -109,7 +114,7 @@ def test_no_package_takes_a_built_in_name() -> None:
     assert scheme("ednn") is SCHEMES["ednn"]
 
 
-@pytest.mark.parametrize("name", ["misnamed", "half", "careless", "absent", "nowhere"])
+@pytest.mark.parametrize("name", ["misnamed", "half", "careless", "wordy", "absent", "nowhere"])
 def test_a_broken_offer_names_its_package(name: str) -> None:
     with pytest.raises(TermsError, match=r"the package pairs-scheme offers") as caught:
         scheme(name)
@@ -122,6 +127,9 @@ def test_an_unknown_scheme_lists_what_there_is() -> None:
         polo.make_terms(Digits(), scheme="nobody")
     assert all(name in str(caught.value) for name in (*SCHEMES, "pairs"))
     assert "Install" in caught.value.advice
+    with pytest.raises(TermsError, match="'Pair' is unknown") as caught:
+        scheme("Pair")
+    assert "Did you mean pairs?" in caught.value.advice
 
 
 def test_a_scheme_that_nothing_presses_is_refused() -> None:

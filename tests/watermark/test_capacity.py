@@ -102,6 +102,24 @@ def test_terms_are_refused_before_training_with_advice(
     assert caught.value.advice
 
 
+@pytest.mark.parametrize(("load", "words"), [(2, "more than one bit"), (-0.5, "no bit")])
+def test_loads_that_there_are_not_are_named(load: float, words: str) -> None:
+    with pytest.raises(CapacityError, match=words) as caught:
+        polo.make_terms(Task(nn.Linear(64, 64)), load=load)
+    assert "Use a load of at" in caught.value.advice
+
+
+def test_carriers_are_known_tensors_in_the_order_of_the_layout() -> None:
+    task = Task(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)))
+    assert polo.make_terms(task, carrier="1.weight").carrier == ("1.weight",)
+    twice = ["1.weight", "0.weight", "1.weight"]
+    assert polo.make_terms(task, carrier=twice).carrier == ("0.weight", "1.weight")
+    for carrier, words in ((["1.wieght"], "1.wieght: the model has no such"), ([], "no carrier")):
+        with pytest.raises(PoloError, match=words) as caught:
+            polo.make_terms(task, carrier=carrier)
+        assert "polo validate" in caught.value.advice
+
+
 @pytest.mark.parametrize("load", [0.0625, 0.125, 0.25, 0.5, 1.0])
 def test_terms_at_any_load_take_whole_blocks(load: float) -> None:
     terms = polo.make_terms(Task(nn.Linear(64, 64)), bits=256, load=load)

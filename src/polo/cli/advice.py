@@ -39,19 +39,21 @@ def capacities(subject: "torch.nn.Module | Layout") -> "dict[str, Capacity]":
 
 def trained(task: "Task", file: Path) -> "torch.nn.Module":
     """A task's model with the weights of a file."""
+    from polo.storage.model import Fitted
     from polo.weights.checkpoint import checkpoint_of
     from polo.weights.files import FileCheckpoint
     from polo.weights.loading import load_into
 
     model = task.build_model()
     with FileCheckpoint.any(file) as checkpoint:
-        if checkpoint.layout.tensors != checkpoint_of(model).layout.tensors:
+        try:
+            load_into(model, Fitted(checkpoint, checkpoint_of(model).layout, str(file)))
+        except WeightsError as error:
             raise WeightsError(
-                f"its tensors are not those of a model of the task {task.name!r}",
-                place=str(file),
+                f"is not of a model of the task {task.name!r}: {error.message}",
+                place=error.place,
                 advice="Give the task that it was trained for, as safetensors with all tensors.",
-            )
-        load_into(model, checkpoint)
+            ) from error
     return model
 
 

@@ -93,7 +93,7 @@ class Claim:
     screened: bool = False
 
     def __bool__(self) -> bool:
-        raise TypeError("a claim is no boolean; compare claim.finding with Finding")
+        raise TypeError("a claim is no boolean; compare claim.finding with polo.ownership.Finding")
 
     @property
     def log2_combined(self) -> float:

@@ -49,7 +49,9 @@ class Identification:
     screen: Screen | None = None
 
     def __bool__(self) -> bool:
-        raise TypeError("an identification is no boolean; compare its finding with Finding")
+        raise TypeError(
+            "an identification is no boolean; compare its finding with polo.ownership.Finding"
+        )
 
     @property
     def finding(self) -> Finding:

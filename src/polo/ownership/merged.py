@@ -35,7 +35,11 @@ MOST_RANK = 512
 """Pairs of a higher rank are left out: a basis of so many directions takes minutes to find."""
 
 _PREFIX = "base_model.model."
+_BASE_ADVICE = "Give the base to the bit, as one safetensors file in the type that it was used in."
 _HEAD = "lm_head.weight"
+_TRIES = 4
+"""Tables that the head may be tied to; each costs a hash of the whole file."""
+
 _TABLES = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight")
 _USUAL_TABLES = ("model.embed_tokens.weight", "transformer.wte.weight")
 
@@ -107,7 +111,7 @@ class Unmerger:
         path = path / "model.safetensors" if path.is_dir() else path
         if path.exists() and format_of(path) == "pickle":
             raise pickle_refusal(path)
-        with FileCheckpoint.any(path) as file:
+        with _opened_base(path) as file:
             yield _bound(file, wanted, str(self._base))
 
     def _of_task(self, claimant: Claimant, wanted: bytes) -> Checkpoint:
@@ -121,6 +125,14 @@ class Unmerger:
                 advice="Give the base: --base FILE.safetensors",
             )
         return base
+
+
+def _opened_base(path: Path) -> FileCheckpoint:
+    try:
+        return FileCheckpoint.any(path)
+    except PoloError as error:
+        error.advice = error.advice or _BASE_ADVICE
+        raise
 
 
 class _Tied:
@@ -155,7 +167,7 @@ def _bound(file: FileCheckpoint, wanted: bytes, place: str) -> Checkpoint:
     tables = [name for name in there if name.endswith(_TABLES)] or list(_USUAL_TABLES)
     tried: list[tuple[tuple[str, str], ...]] = [()]
     if _HEAD in there or tables[0] in there:
-        tried += [((_HEAD, table),) for table in sorted(tables)]
+        tried += [((_HEAD, table),) for table in sorted(tables, key=lambda n: (len(n), n))[:_TRIES]]
     for ties in tried:
         candidate = _Tied(file, ties)
         if commit(candidate).root == wanted:
@@ -163,7 +175,7 @@ def _bound(file: FileCheckpoint, wanted: bytes, place: str) -> Checkpoint:
     raise WeightsError(
         f"is not the base {wanted.hex()[:16]}… that the terms name",
         place=place,
-        advice="Give the base to the bit, as one safetensors file in the type that it was used in.",
+        advice=_BASE_ADVICE,
     )
 
 

@@ -61,7 +61,7 @@ class Released:
     distance: float | None
 
     def __bool__(self) -> bool:
-        raise TypeError("this is no boolean; compare released.finding with Finding")
+        raise TypeError("this is no boolean; compare released.finding with polo.ownership.Finding")
 
     @property
     def finding(self) -> Finding:

@@ -64,13 +64,14 @@ class Training:
     ) -> None:
         self.model, self.optimizer, self.also = model, inner(optimizer), also
         found = parameters_of(model)
+        # First: of a whole PEFT model, which has other tensors, too, this says what to do.
+        self.base = FrozenBase(model, terms.base)
         self._layout = checkpoint_of(model).layout
         if self._layout.digest != terms.layout:
             raise WeightsError(
                 "the model's tensors (names, types, shapes) are not those the terms were made for",
                 advice=f"Build the model as the task {terms.task.name!r} does.",
             )
-        self.base = FrozenBase(model, terms.base)
         self.carrier = carrier_of(terms, self._layout)
         check_trained(found, self.carrier, self.optimizer)
         self._check_scheme(terms)
@@ -184,6 +185,7 @@ class Training:
             *((name, id(p), p.dtype, p.device, p.requires_grad) for name, p in parameters),
             *((name, b.dtype, b.shape) for name, b in buffers),
             *(id(p) for group in self.optimizer.param_groups for p in group["params"]),
+            *self.base.look(),
         ]
 
     def _check_scheme(self, terms: Terms) -> None:

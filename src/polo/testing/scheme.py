@@ -150,6 +150,13 @@ class SchemeConformance(Subject):
             cut = self.right(mark, np.clip(values, -256, 256))
             assert (self.right(mark, values) == cut).all()
 
+    def test_rescaled_weights_read_the_same(self) -> None:
+        """Found models may be rescaled; who looks for marks brings every group to size one."""
+        mark = self.mark(self.terms())
+        values = weights_for(mark)
+        for factor in (2.0**-8, 2.0**4):
+            assert (self.right(mark, values * factor) == self.right(mark, values)).all(), factor
+
     def test_the_gradient_is_that_of_the_loss(self) -> None:
         """The closed form equals what autograd makes of `loss` in double precision."""
         for reduction, every in (("sum", 1), ("mean", 4)):

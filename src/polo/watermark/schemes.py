@@ -6,6 +6,7 @@ schemes by the entry-point group `polo.schemes`: a class or an object with the i
 under the name that terms use. A proof can only name what the verifier has installed.
 """
 
+import difflib
 import functools
 
 from polo.errors import TermsError
@@ -41,10 +42,12 @@ def scheme(name: str) -> Scheme:
 def _offered(name: str) -> Scheme:
     found = offered(GROUP, name)
     if found is None:
-        known = ", ".join([*SCHEMES, *offers(GROUP)])
+        known = [*SCHEMES, *offers(GROUP)]
+        near = difflib.get_close_matches(str(name).lower(), known, 1)
+        meant = f"Did you mean {near[0]}? Or install" if near else "Install"
         raise TermsError(
-            f"the scheme {name!r} is unknown; here are {known}",
-            advice=f"Install the package that offers it (entry-point group {GROUP}).",
+            f"the scheme {name!r} is unknown; here are {', '.join(known)}",
+            advice=f"{meant} the package that offers it (entry-point group {GROUP}).",
         )
     if not isinstance(found.item, Scheme) or found.item.name != name:
         raise found.broken("it is no polo.watermark.schemes.Scheme of that name")

@@ -79,6 +79,11 @@ class FrozenBase:
         self._versions = self._counted()
         self.check()
 
+    def look(self) -> list[object]:
+        """Everything that `check` judges, as it can be compared without judging."""
+        state = self._state().items()
+        return [(name, v.data_ptr(), v._version, v.requires_grad) for name, v in state]
+
     def check(self) -> None:
         """Refuse a base that is trained or was written to, by torch's own count of writes."""
         for name, value in self._state().items():

@@ -41,7 +41,7 @@ _COMPARED = 3
 _THREADS = 4
 """Threads that read and hash beside the runs: a few segments ahead, one behind."""
 
-_SMALL = 2**29
+_SMALL = 2**28
 """Bytes of a model up to which several states at a time are no burden."""
 
 

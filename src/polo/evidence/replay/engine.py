@@ -17,7 +17,7 @@ import torch
 from polo.embedding.embedder import Embedder
 from polo.embedding.hook import StepHook
 from polo.embedding.placement import parameters_of
-from polo.errors import TaskError, WeightsError
+from polo.errors import TaskError, TermsError, WeightsError
 from polo.evidence.replay.order import Order, seed_generators
 from polo.evidence.replay.recipe import Recipe
 from polo.evidence.replay.record import Boundary
@@ -44,7 +44,7 @@ from polo.weights.loading import load_into
 
 Batch = Mapping[str, torch.Tensor]
 
-_SMALL = 2**29
+_SMALL = 2**27
 """Bytes of a model up to which several copies of a state at a time are no burden."""
 
 
@@ -126,7 +126,11 @@ class Engine:
             return
         self._shard = shard
         self._order = Order(shard.seed, self._recipe.samples, self._recipe.batch)
-        self._embedder = Embedder(self._terms, self._carrier, shard.seed, self._parameters)
+        try:
+            self._embedder = Embedder(self._terms, self._carrier, shard.seed, self._parameters)
+        except TermsError as error:
+            # The package that presses a scheme's marks is missing or broken here.
+            raise TaskError(error.message, place=error.place, advice=error.advice) from error
 
     @property
     def order(self) -> Order:
