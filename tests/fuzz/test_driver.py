@@ -106,7 +106,7 @@ def test_what_is_planted_is_found(
     assert run.finding.read_bytes().startswith(b"b")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("name", NAMES)
 def test_every_target_runs_under_atheris(tmp_path: Path, name: str) -> None:
     run = fuzz(name, 2, corpus=tmp_path / "corpus", findings=tmp_path / "findings")

@@ -136,19 +136,19 @@ def test_the_experiment_records_what_it_measures(
     data: Path, tiny: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out.jsonl"
-    asked = ["lora", "--scheme", "plain", "ednn", "signed", "--bits", "512", "--shards", "2"]
+    asked = ["lora", "--scheme", "plain", "ednn", "--bits", "512", "--shards", "2"]
     asked += ["--steps", "6", "--out", str(out)]
     assert main(asked) == 0
     rows = [json.loads(line)["row"] for line in out.read_text().splitlines()[1:]]
-    assert [row["scheme"] for row in rows] == ["plain", "ednn", "signed"]
+    assert [row["scheme"] for row in rows] == ["plain", "ednn"]
     for row in rows[1:]:
         assert row["verdict"] == "accepted"
         assert row["shards"] == 2
         assert row["merged"]["float32"]["finding"] == "claim"
         assert row["stranger"]["finding"] == "no_claim"
-    assert "wikitext signed 512: 2 shards" in capsys.readouterr().err
+    assert "wikitext ednn 512: 2 shards" in capsys.readouterr().err
     assert main(asked) == 0
-    assert len(out.read_text().splitlines()) == 5
+    assert len(out.read_text().splitlines()) == 4
 
 
 def test_a_run_is_wrong_where_the_stranger_is_named() -> None:

@@ -5,6 +5,7 @@ looks for its marks there, in float32 and in bfloat16. The adapter of a training
 looked at, too: nobody may be named there. Every run is one line of JSON, written when it is done.
 """
 
+import contextlib
 import copy
 import json
 import sys
@@ -25,8 +26,8 @@ from polo_lab.experiments import machine
 from polo_lab.tasks.lora import SmolLM, SmolLMChat, SmolLMWikiText
 
 TASKS: dict[str, type[SmolLM]] = {"chat": SmolLMChat, "wikitext": SmolLMWikiText}
-MARGIN = 0.05
-"""Further past zero than the default of some schemes: merged adapters are read with some error."""
+MARGINS = {"ednn": 0.05, "signed": 0.01}
+"""How far past zero bits are turned; with more, few bits of a `signed` mark could be turned."""
 
 PLAIN = "plain"
 BLOCK = 64
@@ -128,16 +129,15 @@ def run(
     _write(out, {"run": {**machine.describe(), **said}})
     wrong = 0
     for name in tasks:
-        bench = _Bench(name, course)
-        for scheme in schemes:
-            for size in (0,) if scheme == PLAIN else bits:
-                if (name, scheme, size, course.seed) in done:
-                    continue
-                row = bench.measure(scheme, size)
-                wrong += row.wrong
-                _write(out, {"row": _rounded(asdict(row))})
-                _tell(row)
-        bench.close()
+        with contextlib.closing(_Bench(name, course)) as bench:
+            for scheme in schemes:
+                for size in (0,) if scheme == PLAIN else bits:
+                    if (name, scheme, size, course.seed) in done:
+                        continue
+                    row = bench.measure(scheme, size)
+                    wrong += row.wrong
+                    _write(out, {"row": _rounded(asdict(row))})
+                    _tell(row)
     return int(wrong > 0)
 
 
@@ -181,7 +181,7 @@ class _Bench:
             scheme=scheme,
             bits=bits,
             block=BLOCK,
-            margin=MARGIN,
+            margin=MARGINS.get(scheme),
             shards=self.course.shards,
         )
         enrolment = polo.enrol(terms, identity=key.public_key, issuer=issuer)
