@@ -207,8 +207,9 @@ def test_an_adapter_on_more_layers_is_refused(prove: Any) -> None:
 
 
 def test_the_whole_model_instead_of_the_view_is_refused(prove: Any) -> None:
-    with pytest.raises(WeightsError, match="not those the terms were made for"):
+    with pytest.raises(WeightsError, match="this model has no base") as refused:
         prove(wrapped())
+    assert "adapter(model)" in refused.value.advice
 
 
 def test_terms_without_a_base_refuse_an_adapter(
