@@ -223,7 +223,7 @@ def test_blocks_that_go_together_are_counted_together() -> None:
 def test_each_scheme_brings_its_own_defaults_and_the_caller_goes_before_them() -> None:
     usual = polo.make_terms(Task(nn.LayerNorm(1024)), scheme="fedipr")
     assert (usual.scheme.name, usual.scheme.bits, usual.scheme.block) == ("fedipr", 128, 64)
-    assert usual.finish.budget == 500_000
+    assert usual.finish.budget == 700_000
     own = polo.make_terms(Task(nn.LayerNorm(1024)), scheme="fedipr", block=16, budget=0.1, bits=64)
     assert (own.scheme.bits, own.scheme.block, own.finish.budget) == (64, 16, 100_000)
     assert own.scheme.load == usual.scheme.load

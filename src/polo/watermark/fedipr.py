@@ -15,7 +15,7 @@ class Fedipr(Ednn):
     """See `polo.watermark.schemes.Scheme`."""
 
     name = "fedipr"
-    defaults = Defaults(bits=128, block=64, load=0.25, strength=0.03, budget=0.50, margin=0.10)
+    defaults = Defaults(bits=128, block=64, load=0.25, strength=0.03, budget=0.7, margin=0.10)
 
     def objection(self, tensor: Tensor, *, norm: bool | None) -> str:
         """Why a tensor may not carry; empty if it may."""
