@@ -78,10 +78,9 @@ def _machine(machine: Mapping[str, Any]) -> Iterator[str]:
 
 def _notes(benchmarks: Mapping[str, Any]) -> Iterator[str]:
     for name, entry in benchmarks.items():
-        load = entry["load"]
         lines = [
             f"**{name}**: {entry['title']}. {entry['date']}, {entry['seconds']:.0f} s, "
-            f"load {load['before']:g} before and {load['after']:g} after" + _others(load)
+            f"{_load(entry['load'])}"
         ]
         for figure in entry["figures"]:
             said = [figure["note"]] if figure["note"] else []
@@ -91,6 +90,12 @@ def _notes(benchmarks: Mapping[str, Any]) -> Iterator[str]:
             text = "; ".join(item for item in said if item)
             lines += [f"- {figure['name']}: {text}."] if text else []
         yield "\n".join([lines[0], "", *lines[1:]] if lines[1:] else lines)
+
+
+def _load(load: Mapping[str, Any] | None) -> str:
+    if load is None:
+        return "load not noted."
+    return f"load {load['before']:g} before and {load['after']:g} after" + _others(load)
 
 
 def _others(load: Mapping[str, Any]) -> str:

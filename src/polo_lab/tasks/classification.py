@@ -1,7 +1,7 @@
 """What tasks that put samples into classes have in common."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ Part = tuple[torch.Tensor, torch.Tensor]
 """Inputs and labels."""
 
 
-class Classification:
+class Classification(ABC):
     """Inputs in column `input`, classes in column `label`.
 
     A task gives `columns`, `classes`, `build_model`, `train_part` and `test_part`; the test part is
@@ -26,15 +26,15 @@ class Classification:
     columns: tuple[Column, ...]
     classes = 10
 
-    @cached_property
+    @property
+    @abstractmethod
     def train_part(self) -> Part:
         """Inputs and labels to train on."""
-        raise NotImplementedError
 
-    @cached_property
+    @property
+    @abstractmethod
     def test_part(self) -> Part:
         """Inputs and labels that training never sees."""
-        raise NotImplementedError
 
     def train_columns(self) -> dict[str, np.ndarray]:
         """The training part, column by column."""

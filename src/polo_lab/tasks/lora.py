@@ -5,6 +5,7 @@ sit on the query and value matrices of the last eight layers, so that a step on 
 seconds: nothing below them needs a gradient. Where there is a GPU, it is used.
 """
 
+from abc import abstractmethod
 from collections.abc import Iterable
 from functools import cached_property
 from typing import Any
@@ -42,13 +43,13 @@ class SmolLM(Classification):
         Column("label", "I64", (WINDOW,)),
     )
 
+    @abstractmethod
     def train_text(self) -> str:
         """What to train on."""
-        raise NotImplementedError
 
+    @abstractmethod
     def test_text(self) -> str:
         """What to test on."""
-        raise NotImplementedError
 
     @cached_property
     def train_part(self) -> Part:
