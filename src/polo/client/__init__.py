@@ -1,0 +1,1 @@
+"""Talking to a registry: commitments in the background, uploads that resume, audits of its log."""

@@ -1,0 +1,245 @@
+"""The tables. Digests and keys are bytes, times are whole seconds, secrets are encrypted.
+
+Portable between SQLite and PostgreSQL: no type of either alone. Rows of the log, of commitments and
+of events are only ever added.
+"""
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+Serial = BigInteger().with_variant(Integer, "sqlite")
+"""A number that counts up by itself, in either database."""
+
+identities = Table(
+    "identities",
+    metadata,
+    Column("id", String(64), primary_key=True),  # fingerprint of the key it was registered with
+    Column("key", LargeBinary, nullable=False, unique=True),  # the key that counts now
+    Column("name", String(128), nullable=False),
+    Column("role", String(16), nullable=False),  # prover, auditor, operator
+    Column("registered", BigInteger, nullable=False),
+    Column("revoked", BigInteger),
+)
+
+identity_keys = Table(
+    "identity_keys",
+    metadata,
+    Column("key", LargeBinary, primary_key=True),
+    Column("identity", ForeignKey("identities.id"), nullable=False, index=True),
+    Column("since", BigInteger, nullable=False),
+    Column("until", BigInteger),
+)
+
+tokens = Table(
+    "tokens",
+    metadata,
+    Column("id", String(32), primary_key=True),
+    Column("hash", LargeBinary, nullable=False, unique=True),  # SHA-256; the token is nowhere
+    Column("name", String(128), nullable=False),
+    Column("role", String(16), nullable=False),
+    Column("scopes", String(512), nullable=False),  # words, separated by spaces
+    Column("made", BigInteger, nullable=False),
+    Column("expires", BigInteger, nullable=False),
+    Column("revoked", BigInteger),
+)
+
+requests = Table(
+    "requests",
+    metadata,
+    Column("key", LargeBinary, primary_key=True),  # who signed it
+    Column("nonce", LargeBinary, primary_key=True),
+    Column("time", BigInteger, nullable=False, index=True),
+)
+
+enrolments = Table(
+    "enrolments",
+    metadata,
+    Column("id", String(64), primary_key=True),  # the enrolment's digest, in hexadecimal
+    Column("identity", ForeignKey("identities.id"), nullable=False, index=True),
+    Column("task", String(128), nullable=False, index=True),
+    Column("record", LargeBinary, nullable=False),  # canonical bytes
+    Column("layout", LargeBinary, nullable=False),
+    Column("secret", LargeBinary, nullable=False),  # κ, encrypted
+    Column("state", String(16), nullable=False),  # open, closed, failed, withdrawn
+    Column("shards", Integer, nullable=False),  # receipts given, without that of the start
+    Column("issued", BigInteger, nullable=False),
+    Column("changed", BigInteger, nullable=False),
+    Column("manifest", LargeBinary),  # canonical bytes, from the close on
+    Column("parent", String(64)),  # enrolment of the chain it goes on from, if any
+    Index("ix_enrolments_state_changed", "state", "changed"),
+)
+
+commitments = Table(
+    "commitments",
+    metadata,
+    Column("enrolment", ForeignKey("enrolments.id"), primary_key=True),
+    Column("shard", Integer, primary_key=True),
+    Column("root", LargeBinary, nullable=False, index=True),
+    Column("record", LargeBinary, nullable=False),  # canonical bytes, signed by the prover
+    Column("index", BigInteger, nullable=False, unique=True),  # place in the log
+    Column("time", BigInteger, nullable=False),
+    Column("receipt", LargeBinary),  # canonical bytes; none while a challenge is open
+    Column("opening", String(64)),  # object that holds it
+    Column("matches", Integer),  # bits that read right in the opening; none if not read
+)
+
+log_leaves = Table(
+    "log_leaves",
+    metadata,
+    Column("index", BigInteger, primary_key=True, autoincrement=False),
+    Column("hash", LargeBinary, nullable=False),
+    Column("entry", LargeBinary, nullable=False),
+)
+
+log_nodes = Table(
+    "log_nodes",
+    metadata,
+    # Roots of complete subtrees: of 2^level leaves, the index-th such.
+    Column("level", Integer, primary_key=True, autoincrement=False),
+    Column("index", BigInteger, primary_key=True, autoincrement=False),
+    Column("hash", LargeBinary, nullable=False),
+)
+
+log_heads = Table(
+    "log_heads",
+    metadata,
+    Column("size", BigInteger, primary_key=True, autoincrement=False),
+    Column("root", LargeBinary, nullable=False),
+    Column("time", BigInteger, nullable=False),
+    Column("note", Text, nullable=False),  # the checkpoint, signed
+)
+
+cosignatures = Table(
+    "cosignatures",
+    metadata,
+    Column("size", ForeignKey("log_heads.size"), primary_key=True),
+    Column("witness", String(256), primary_key=True),
+    Column("line", Text, nullable=False),
+    Column("time", BigInteger, nullable=False),
+)
+
+uploads = Table(
+    "uploads",
+    metadata,
+    Column("id", String(32), primary_key=True),
+    Column("enrolment", ForeignKey("enrolments.id"), nullable=False, index=True),
+    Column("kind", String(16), nullable=False),  # opening, checkpoint, answer, proof, record
+    Column("shard", Integer),
+    Column("size", BigInteger, nullable=False),
+    Column("sha256", String(64), nullable=False),
+    Column("received", BigInteger, nullable=False),
+    Column("state", String(16), nullable=False),  # open, stored, refused
+    Column("made", BigInteger, nullable=False),
+    Column("expires", BigInteger, nullable=False),
+)
+
+objects = Table(
+    "objects",
+    metadata,
+    Column("sha256", String(64), primary_key=True),
+    Column("enrolment", ForeignKey("enrolments.id"), primary_key=True),
+    Column("kind", String(16), nullable=False),
+    Column("size", BigInteger, nullable=False),
+    Column("made", BigInteger, nullable=False),
+    Column("keep_until", BigInteger),
+)
+
+challenges = Table(
+    "challenges",
+    metadata,
+    Column("id", String(32), primary_key=True),
+    Column("enrolment", ForeignKey("enrolments.id"), nullable=False, index=True),
+    Column("shard", Integer),  # none after the close
+    Column("kind", String(16), nullable=False),  # checkpoint, replay
+    Column("record", LargeBinary, nullable=False),  # what is asked, canonical bytes
+    Column("state", String(16), nullable=False),  # open, answered, passed, failed
+    Column("detail", Text, nullable=False),
+    Column("made", BigInteger, nullable=False),
+    Column("due", BigInteger, nullable=False, index=True),
+    Column("ended", BigInteger),
+)
+
+verifications = Table(
+    "verifications",
+    metadata,
+    Column("id", String(32), primary_key=True),
+    Column("enrolment", ForeignKey("enrolments.id"), nullable=False, index=True),
+    Column("state", String(16), nullable=False),  # waiting, running, done, broken
+    Column("made", BigInteger, nullable=False),
+    Column("begun", BigInteger),
+    Column("ended", BigInteger),
+    Column("progress", String(256), nullable=False),
+    Column("outcome", String(16)),
+    Column("verdict", LargeBinary),  # canonical bytes, signed by the registry
+)
+
+scans = Table(
+    "scans",
+    metadata,
+    Column("id", String(32), primary_key=True),
+    Column("enrolment", ForeignKey("enrolments.id"), index=True),  # none for a found file
+    Column("sha256", String(64), nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("made", BigInteger, nullable=False),
+    Column("ended", BigInteger),
+    Column("chains", Integer),
+    Column("result", LargeBinary),
+)
+
+jobs = Table(
+    "jobs",
+    metadata,
+    Column("id", Serial, primary_key=True, autoincrement=True),
+    Column("kind", String(32), nullable=False),
+    Column("subject", String(64), nullable=False),  # id of the row that it is about
+    Column("queue", String(32), nullable=False),  # by hardware: cpu, gpu
+    Column("state", String(16), nullable=False),  # waiting, running, done, broken
+    Column("tries", Integer, nullable=False),
+    Column("due", BigInteger, nullable=False),
+    Column("held_until", BigInteger),  # lease of whoever runs it
+    Column("error", Text),
+    UniqueConstraint("kind", "subject"),
+    Index("ix_jobs_state_queue_due", "state", "queue", "due"),
+)
+
+events = Table(
+    "events",
+    metadata,
+    Column("id", Serial, primary_key=True, autoincrement=True),
+    Column("time", BigInteger, nullable=False),
+    Column("actor", String(128), nullable=False),
+    Column("action", String(64), nullable=False),
+    Column("subject", String(64), nullable=False, index=True),
+    Column("detail", Text, nullable=False),
+    Column("request", String(32)),
+)
+
+issuer_keys = Table(
+    "issuer_keys",
+    metadata,
+    Column("key", LargeBinary, primary_key=True),
+    Column("use", String(16), nullable=False),  # issuer, log
+    Column("private", LargeBinary, nullable=False),  # encrypted
+    Column("since", BigInteger, nullable=False),
+    Column("until", BigInteger),  # for new enrolments and heads; what it signed stays valid
+)
