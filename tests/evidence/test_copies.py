@@ -176,7 +176,7 @@ def test_a_state_astray_leaves_no_draw_passed(
     lean: Any, asked: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert [check.status for check in named(lean.verify(*asked), "draw")] == [Status.PASSED]
-    monkeypatch.setattr(Motion, "astray", lambda *_: "lies where no move leads")
+    monkeypatch.setattr(Motion, "astray", lambda *_: lambda *_: "lies where no move leads")
     verdict = lean.verify(*asked)
     assert verdict.outcome is Outcome.REJECTED
     assert not named(verdict, "draw")

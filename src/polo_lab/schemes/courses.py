@@ -14,16 +14,17 @@ from polo_lab.tasks.norms import DigitsNorms
 
 @dataclass(frozen=True)
 class Course:
-    """A task and how it is trained: SGD whose rate falls in a straight line.
+    """A task and how it is trained: SGD whose rate falls in a straight line, perhaps after a rise.
 
     Attributes:
         task: Makes the task.
         title: What it is, for the page.
         epochs: Passes over the data; each may end in a shard.
-        rate: The learning rate at the start.
+        rate: The highest learning rate.
         batch: Samples per step.
         decay: Weight decay.
         thief: Epochs that an overwriter spends, at the full rate.
+        rise: Part of the training in which the rate rises from zero.
     """
 
     task: Callable[[], LabTask]
@@ -33,6 +34,13 @@ class Course:
     batch: int = 64
     decay: float = 5e-4
     thief: int = 5
+    rise: float = 0.0
+
+    def rate_at(self, done: float) -> float:
+        """The learning rate when some part of the training is done."""
+        if done < self.rise:
+            return self.rate * done / self.rise
+        return self.rate * (1 - done) / (1 - self.rise)
 
     def optimizer(self, model: nn.Module) -> torch.optim.SGD:
         """The optimizer."""
@@ -57,6 +65,7 @@ COURSES = {
         30,
         0.1,
         batch=256,
+        rise=0.15,
     ),
 }
 
@@ -92,7 +101,7 @@ class Loop:
         total = self._course.epochs * -(-self._samples // self._course.batch)
         for batch in self._batches():
             for group in optimizer.param_groups:
-                group["lr"] = self._course.rate * (1 - self._steps / total)
+                group["lr"] = self._course.rate_at(self._steps / total)
             self._task.train_step(model, optimizer, batch)
             self._steps += 1
 

@@ -14,6 +14,8 @@ from polo_lab.tasks.classification import Classification
 _PAD = 4
 _SIDE = 32
 _BATCH = 2000
+_COLOURS = ((125.3, 123.0, 113.9), (63.0, 62.1, 66.7))
+"""Means of the training images' colours, and how far they spread."""
 
 
 class ChannelsLast(PixelNet):
@@ -25,7 +27,8 @@ class ChannelsLast(PixelNet):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Class scores of images; between layers in bfloat16 where there is a GPU."""
         device = next(self.net.parameters()).device
-        scaled = images.to(device).float() / 127.5 - 1
+        mean, deviation = torch.tensor(_COLOURS, device=device)[:, :, None, None]
+        scaled = (images.to(device).float() - mean) / deviation
         last = scaled.contiguous(memory_format=torch.channels_last)
         with torch.autocast(device.type, torch.bfloat16, enabled=last.is_cuda):
             scores: torch.Tensor = self.net(last)

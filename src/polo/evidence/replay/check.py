@@ -1,5 +1,6 @@
 """Level replay for verifiers: what the record alone must fulfil, then what was drawn, run again."""
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from secrets import SystemRandom
@@ -85,6 +86,8 @@ class Replay:
         self._lookahead = 3 if carrier.layout.size < _SMALL else 1
         self._sealed: dict[int, Check] = {}
         self._strays: list[Check] = []
+        self._looking: deque[tuple[Place, Future[str]]] = deque()
+        self._pool = ThreadPoolExecutor(_THREADS)
 
     def opening(self) -> Iterator[Check]:
         """What must hold before anything is run: the record, the challenge, the answer."""
@@ -124,32 +127,42 @@ class Replay:
         yield from self._motion.see(number, checkpoint, seed)
         challenge = self._request.challenge
         if self._shown and challenge:
-            strays = list(self._astray(number + 1, challenge, self._shown))
-            self._strays += strays
-            yield from strays
+            self._look(number + 1, challenge, self._shown)
+            yield from self._strayed(self._lookahead)
         if self._shown and challenge and number in challenge.sealings and seed:
             self._sealed[number] = self._sealing(number, checkpoint, self._shown)
             yield self._sealed[number]
 
-    def _astray(self, shard: int, challenge: Challenge, shown: Shown) -> Iterator[Check]:
-        """Drawn states that the recorded moves cannot have led to, or away from."""
-        places = [place for place in challenge.segments if place.shard == shard]
+    def _look(self, shard: int, challenge: Challenge, shown: Shown) -> None:
+        """Begin to look where the drawn segments of a shard start, beside the walk."""
         record = self.timeline.records.get(shard)
-        if record is None or not places:
+        if record is None:
             return
+        astray = self._motion.astray(shard)
 
         def look(place: Place) -> str:
             try:
                 start = shown.model(place, record.boundaries[place.segment])
             except PoloError:
                 return ""  # Said when the segment is run.
-            return self._motion.astray(place, start)
+            return astray(place, start)
 
-        with ThreadPoolExecutor(_THREADS) as pool:
-            for place, detail in zip(places, pool.map(look, places), strict=True):
-                if detail:
-                    found = Check("segment", Status.FAILED, detail, shard, level=LEVEL)
-                    yield asking.placed(found, place, always=False)
+        for place in challenge.segments:
+            if place.shard == shard:
+                self._looking.append((place, self._pool.submit(look, place)))
+
+    def _strayed(self, waiting: int) -> Iterator[Check]:
+        """Drawn states that the recorded moves cannot have led to, or away from.
+
+        Args:
+            waiting: How many may still be looked at; each holds weights in memory.
+        """
+        while len(self._looking) > waiting:
+            place, looked = self._looking.popleft()
+            if detail := looked.result():
+                found = Check("segment", Status.FAILED, detail, place.shard, level=LEVEL)
+                self._strays.append(asking.placed(found, place, always=False))
+                yield self._strays[-1]
 
     def closing(self) -> Iterator[Check]:
         """The drawn segments, run again."""
@@ -157,6 +170,7 @@ class Replay:
         challenge, shown = self._request.challenge, self._shown
         if shown is None or challenge is None:
             return
+        yield from self._strayed(0)
         undone = list(self._undone(challenge))
         yield from undone
         data, always = (
@@ -166,8 +180,8 @@ class Replay:
         count = min(_TRIED, len(challenge.segments))
         self._tried = frozenset(_RANDOM.sample(challenge.segments, count))
         segments: list[Check] = []
-        with quiet_generators(), ThreadPoolExecutor(_THREADS) as pool:
-            for at, (place, check) in enumerate(self._segments(challenge, shown, pool, data)):
+        with quiet_generators(), self._pool:
+            for at, (place, check) in enumerate(self._segments(challenge, shown, data)):
                 self._tell("running segments again", at, len(challenge.segments))
                 segments.append(asking.placed(check, place, always=place in always))
                 data.judged(place, check)
@@ -207,25 +221,23 @@ class Replay:
                 detail = "was asked for; its checkpoint or its nonce is not here, or does not hold"
                 yield Check("sealing", Status.UNDECIDED, detail, shard, level=LEVEL)
 
-    def _ahead(
-        self, challenge: Challenge, shown: Shown, pool: ThreadPoolExecutor
-    ) -> Iterator[tuple[Place, Reading | None]]:
+    def _ahead(self, challenge: Challenge, shown: Shown) -> Iterator[tuple[Place, Reading | None]]:
         """Segments with what the answer shows of them, read and hashed ahead of the runs."""
         waiting: list[tuple[Place, Reading | None]] = []
         for place in challenge.segments:
             known = self._rerun.knows(place.shard)
-            reading = pool.submit(self._rerun.read, place, shown) if known else None
+            reading = self._pool.submit(self._rerun.read, place, shown) if known else None
             waiting.append((place, reading))
             if len(waiting) > self._lookahead:
                 yield waiting.pop(0)
         yield from waiting
 
     def _segments(
-        self, challenge: Challenge, shown: Shown, pool: ThreadPoolExecutor, data: Teaching
+        self, challenge: Challenge, shown: Shown, data: Teaching
     ) -> Iterator[tuple[Place, Check]]:
         """The drawn segments, run again; each is judged while the next one runs."""
         running: tuple[Place, Attempt | Check] | None = None
-        for place, reading in self._ahead(challenge, shown, pool):
+        for place, reading in self._ahead(challenge, shown):
             begun = self._attempt(place, reading, data)
             if running:
                 yield running[0], self._judged(running[1], shown, ends=challenge.ends)

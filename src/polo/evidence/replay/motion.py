@@ -8,7 +8,7 @@ Specification: docs/protocol.md, section 17.5.
 """
 
 import math
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -71,34 +71,41 @@ class Motion:
                 yield Check("record", Status.FAILED, detail, shard=number, level=LEVEL)
         self._newer = number, values
 
-    def astray(self, place: Place, start: Checkpoint) -> str:
-        """Why a segment cannot start from some weights; empty if it can.
+    def astray(self, shard: int) -> Callable[[Place, Checkpoint], str]:
+        """What tells why a segment of a shard cannot start from some weights.
 
         They are no farther from the checkpoint before than the moves up to there, nor from the one
         after than the moves that follow: a path that leaves for where steps are cheap, and comes
         back, would have to own up to both ways.
 
         Args:
-            place: A segment of the shard between the two checkpoints seen last.
-            start: The weights that it starts from.
+            shard: The shard between the two checkpoints seen last; of others nothing is told.
+
+        Returns:
+            A function of a segment and the weights that it starts from; it may be called on another
+            thread, and later. It says nothing where they can be.
         """
-        if self._around is None or self._around[0] != place.shard:
+        if self._around is None or self._around[0] != shard:
+            return lambda _place, _start: ""
+        _, older, newer = self._around
+        moves = [model for model, _ in self._timeline.records[shard].moves]
+
+        def tell(place: Place, start: Checkpoint) -> str:
+            values = {at: self._values(start, at) for at in self._tensors}
+            for name, checkpoint, allowed in (
+                ("before", older, sum(moves[: place.segment])),
+                ("after", newer, sum(moves[place.segment :])),
+            ):
+                went = _norm(values[at] - checkpoint[at] for at in self._tensors)
+                said = allowed / MOVE_ONE
+                if not went <= said * (1 + _ROUNDING) + len(moves) / MOVE_ONE + _LAST * went:
+                    return (
+                        f"it starts {went:.4g} away from the checkpoint {name} its shard; the "
+                        f"moves between add up to {said:.4g}"
+                    )
             return ""
-        record = self._timeline.records[place.shard]
-        moves = [model for model, _ in record.moves]
-        values = {at: self._values(start, at) for at in self._tensors}
-        for name, checkpoint, allowed in (
-            ("before", self._around[1], sum(moves[: place.segment])),
-            ("after", self._around[2], sum(moves[place.segment :])),
-        ):
-            went = _norm(values[at] - checkpoint[at] for at in self._tensors)
-            said = allowed / MOVE_ONE
-            if not went <= said * (1 + _ROUNDING) + len(moves) / MOVE_ONE + _LAST * went:
-                return (
-                    f"it starts {went:.4g} away from the checkpoint {name} its shard; the moves "
-                    f"between add up to {said:.4g}"
-                )
-        return ""
+
+        return tell
 
     def _sealing(self, number: int, values: Values, seed: bytes) -> tuple[float, float]:
         """Least and most that a sealing can have moved the weights, judged by what came out."""
