@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import likeness, ownership, table
+from benchmarks import likeness, ownership, scan_growth, table
 
 RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
@@ -34,6 +34,7 @@ def main() -> None:
     beside = _recorded("effort-gpu.json")
     text = page(recorded, _recorded("noise.json"), found, _recorded("progress.json"), beside)
     PAGE.write_text(text)
+    scan_growth.write(recorded)
 
 
 def _recorded(name: str) -> Mapping[str, Any] | None:

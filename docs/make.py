@@ -41,12 +41,15 @@ COMMANDS = (
     "transfer sign",
     "transfer complete",
     "transfer show",
+    "log",
+    "log audit",
+    "log collect",
 )
 COMMANDS_HEAD = """# Commands
 
 Made by `make docs` from the commands' own help. Exit codes: 0 accepted, claimed, or done; 1
-rejected (`verify`), no claim (`identify`), unrelated (`compare`) or does not fit (`validate`); 2
-could not decide, could not be done, or not understood.
+rejected (`verify`), no claim (`identify`), unrelated (`compare`), does not fit (`validate`) or
+lies (`log audit`); 2 could not decide, could not be done, or not understood.
 
 | setting | what it does |
 |---|---|
@@ -71,6 +74,7 @@ def main() -> None:
             subprocess.run([sys.executable, "-m", "benchmarks.report"], check=True, cwd=ROOT)
         subprocess.run([sys.executable, "-m", "polo_lab.experiments.report"], check=True, cwd=ROOT)
     (ROOT / "docs" / "commands.md").write_text(commands(), encoding="utf-8")
+    (ROOT / "docs" / "errors.md").write_text(errors(), encoding="utf-8")
     for path, name, block in blocks():
         path.write_text(embedded(path.read_text(encoding="utf-8"), name, block), encoding="utf-8")
 
@@ -101,6 +105,14 @@ def commands() -> str:
         shown = _run([str(polo), *name.split(), "--help"], str(ROOT))
         parts.append(f"## polo {name}".rstrip() + f"\n\n```\n{shown.rstrip()}\n```\n")
     return "\n".join(parts)
+
+
+def errors() -> str:
+    """Every code of a registry's problems, as `docs/errors.md` shows it."""
+    import polo.registry.app  # noqa: F401  (the domains add their codes)
+    from polo.registry import problems
+
+    return problems.document()
 
 
 def blocks() -> list[tuple[Path, str, str]]:

@@ -31,7 +31,8 @@ def nonce(shard: int) -> records.Nonce:
 
 def kinds() -> list[type[fields.Record]]:
     """Every kind of record that stands alone as a document."""
-    for home in ("storage.disclosures", "protocol.effort", "protocol.challenge"):
+    homes = ("storage.disclosures", "protocol.effort", "protocol.challenge", "protocol.entries")
+    for home in homes:
         importlib.import_module(f"polo.{home}")  # They have some of their own.
     found: list[type[fields.Record]] = []
     waiting: list[type[fields.Record]] = [fields.Record]

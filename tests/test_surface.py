@@ -12,15 +12,18 @@ import pytest
 import polo
 
 PUBLIC = [
+    "Client",
     "DataSource",
     "EmbeddingWarning",
     "Identity",
+    "LiveEnrolment",
     "OfflineEnrolment",
     "Outcome",
     "Policy",
     "PoloError",
     "Proof",
     "Prover",
+    "ReceiptWarning",
     "Recipe",
     "TrustStore",
     "Verdict",

@@ -17,7 +17,7 @@ HERE = Path(__file__).resolve().parent
 def build() -> dict[str, str]:
     """The text of every vector file by name."""
     sys.path.insert(0, str(HERE.parent))
-    from vectors import documents, handover, marks, recordings, replays, starts, trees
+    from vectors import documents, handover, logs, marks, recordings, replays, starts, trees
 
     makers = {
         "canonical": documents.canonical_json,
@@ -26,6 +26,7 @@ def build() -> dict[str, str]:
         "derivation": marks.derivation_json,
         "detection": marks.detection_json,
         "layout": trees.layout_json,
+        "log": logs.log_json,
         "merkle": trees.merkle_json,
         "noise": marks.noise_json,
         "nonces": documents.nonces_json,

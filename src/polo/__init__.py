@@ -42,6 +42,8 @@ from polo._version import __version__
 
 if TYPE_CHECKING:
     from polo import errors, keys, tasks, weights
+    from polo.client.client import Client
+    from polo.client.enrolled import LiveEnrolment
     from polo.enrolment import capacity_of, enrol, make_terms
     from polo.errors import PoloError
     from polo.evidence.replay.data import DataSource
@@ -49,17 +51,20 @@ if TYPE_CHECKING:
     from polo.evidence.start import draw_start
     from polo.keys import Identity, TrustStore
     from polo.ownership import compare, identify
-    from polo.prover import EmbeddingWarning, Proof, Prover
+    from polo.prover import EmbeddingWarning, Proof, Prover, ReceiptWarning
     from polo.prover.release import released
     from polo.receipts import OfflineEnrolment
     from polo.storage.model import load_weights
     from polo.verifier import Outcome, Policy, Verdict, verify
 
 _HOMES = {
+    "Client": "polo.client.client",
     "DataSource": "polo.evidence.replay.data",
     "EmbeddingWarning": "polo.prover",
     "Identity": "polo.keys",
+    "LiveEnrolment": "polo.client.enrolled",
     "OfflineEnrolment": "polo.receipts",
+    "ReceiptWarning": "polo.prover",
     "Outcome": "polo.verifier",
     "Policy": "polo.verifier",
     "PoloError": "polo.errors",
@@ -81,15 +86,18 @@ _HOMES = {
 _MODULES = ("errors", "keys", "tasks", "weights")
 
 __all__ = [
+    "Client",
     "DataSource",
     "EmbeddingWarning",
     "Identity",
+    "LiveEnrolment",
     "OfflineEnrolment",
     "Outcome",
     "Policy",
     "PoloError",
     "Proof",
     "Prover",
+    "ReceiptWarning",
     "Recipe",
     "TrustStore",
     "Verdict",

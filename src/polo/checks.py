@@ -61,6 +61,11 @@ MEANINGS: dict[str, str] = {
     "movement": "Weights outside the marks moved by more than the declared noise; a heuristic.",
     "path": "The checkpoints do not lie on a straight line between two models; a heuristic.",
     "loss": "Loss on data that was held out fell from the start; a heuristic.",
+    "receipt": "The registry signed when it was told of this checkpoint, and where in its log.",
+    "entry": "The log holds what the manifest says of the shard, signed by the prover.",
+    "witness": "Others than the registry saw the log with these entries in it, and say when.",
+    "unique": "No chain that somebody else registered earlier is in the last checkpoint.",
+    "dates": "Places in the log and times go forward, as fast as the terms allow at most.",
 }
 """One sentence per check: what it shows when it passes."""
 

@@ -12,6 +12,7 @@ from polo.errors import CapacityError, SignatureError, TaskError, TermsError
 from polo.protocol import nonces, signing
 from polo.protocol.canonical import MAX_DOCUMENT_BYTES
 from polo.protocol.detection import MILLION
+from polo.protocol.entries import secret_commitment
 from polo.protocol.layout import Layout
 from polo.protocol.records import (
     MAX_FILES,
@@ -19,6 +20,7 @@ from polo.protocol.records import (
     EvidenceTerms,
     FinishTerms,
     NoiseTerms,
+    NonceTerms,
     SchemeTerms,
     ShardTerms,
     StartTerms,
@@ -120,6 +122,9 @@ def make_terms(
     progress: bool | Asked = False,
     replay: Asked | None = None,
     data: bytes | None = None,
+    receipts: Asked | None = None,
+    uniqueness: bool = False,
+    history: str | None = None,
 ) -> Terms:
     """Terms for a task, with the defaults that docs/protocol.md gives reasons for.
 
@@ -160,6 +165,12 @@ def make_terms(
         replay: The recipe, to ask for level replay: every step of training is then fixed, and all
             checkpoints are kept.
         data: Root of the data, which level replay needs: that in the trainer's `data.json`.
+        receipts: What a registry and its log promise, to ask for level receipts: a
+            `polo.evidence.receipts.rules.Rules`. Such terms are enrolled live.
+        uniqueness: Ask that a registry looks for other chains in the last checkpoint, and says
+            that it found none.
+        history: What is kept of the checkpoints: `any`, `all`, `streaming` or `after-close`; by
+            default all where a level needs them.
     """
     usual = schemes.scheme(scheme).defaults
     agreed = SchemeTerms(
@@ -195,8 +206,8 @@ def make_terms(
         noise=NoiseTerms(millionths(noise_fraction), millionths(noise[0]), millionths(noise[1])),
         shards=ShardTerms(least, shards, _steps(fewest_steps, replay)),
         start=_start_terms(start, parent),
-        evidence=_evidence(task, progress, replay),
-        history="all" if progress or replay else "any",
+        evidence=_evidence(task, progress, replay, receipts, uniqueness=uniqueness),
+        history=history or ("all" if progress or replay else "any"),
         base=base,
         data=data,
         rewards=(),
@@ -247,9 +258,18 @@ def _given(value: Given | None, usual: Given) -> Given:
 
 
 def _evidence(
-    task: Task | Layout, progress: bool | Asked, replay: Asked | None
+    task: Task | Layout,
+    progress: bool | Asked,
+    replay: Asked | None,
+    receipts: Asked | None,
+    *,
+    uniqueness: bool,
 ) -> tuple[EvidenceTerms, ...]:
     asked = [EvidenceTerms("chain", {})]
+    if receipts is not None:
+        asked.append(EvidenceTerms("receipts", receipts.to_settings()))
+    if uniqueness:
+        asked.append(EvidenceTerms("uniqueness", {}))
     if progress:
         settings = {} if progress is True else progress.to_settings()
         asked.append(EvidenceTerms("progress", settings))
@@ -308,10 +328,34 @@ def enrol(terms: Terms, *, identity: bytes, issuer: signing.Signer) -> OfflineEn
         identity: The prover's raw public key.
         issuer: The issuer's key.
     """
+    _check_parties(terms, identity, issuer)
+    commitment, drawn = nonces.draw(terms.shards.most, secrets.token_bytes)
+    record = Enrolment(terms, identity, commitment, int(time.time()), issuer.public_key)
+    return OfflineEnrolment(signing.sign(record, issuer), drawn)
+
+
+def enrol_live(
+    terms: Terms, *, identity: bytes, issuer: signing.Signer, secret: bytes, issued: int
+) -> Enrolment:
+    """Sign terms for an identity whose nonces will come in receipts: what a registry does.
+
+    Args:
+        terms: Terms that ask for level receipts.
+        identity: The prover's raw public key.
+        issuer: The registry's key.
+        secret: κ, 32 random bytes that the registry keeps to itself until the chain is closed.
+        issued: Seconds since 1970.
+    """
+    _check_parties(terms, identity, issuer)
+    if all(item.level != "receipts" for item in terms.evidence):
+        raise TermsError("live nonces come in receipts, and these terms ask for none")
+    commitment = NonceTerms("live", secret_commitment(secret), 0)
+    record = Enrolment(terms, identity, commitment, issued, issuer.public_key)
+    return signing.sign(record, issuer)
+
+
+def _check_parties(terms: Terms, identity: bytes, issuer: signing.Signer) -> None:
     terms.check()
     for key in (identity, issuer.public_key):
         if keys.is_weak(key):
             raise SignatureError("a key of small order, which anybody can sign for")
-    commitment, drawn = nonces.draw(terms.shards.most, secrets.token_bytes)
-    record = Enrolment(terms, identity, commitment, int(time.time()), issuer.public_key)
-    return OfflineEnrolment(signing.sign(record, issuer), drawn)

@@ -12,6 +12,9 @@ PoloError
 ├── StoreError         the proof folder cannot be read or written
 │   └── LockedError    another process is writing this proof
 ├── TaskError          the task is unknown, or does not fit the proof
+├── RegistryError      a registry refuses, or cannot be reached
+│   ├── OutageError    it cannot be reached now, or is too busy; later it may work
+│   └── DistrustError  its answer does not hold: it is broken, or it lies
 └── MissingError       something optional that this job needs is not installed
 ```
 
@@ -80,6 +83,47 @@ class LockedError(StoreError):
 
 class TaskError(PoloError):
     """The task is unknown, or does not fit the proof."""
+
+
+class RegistryError(PoloError):
+    """A registry refuses, or cannot be reached.
+
+    Attributes:
+        code: A stable word for it, such as `commitment.out-of-order`.
+        status: The HTTP status; 0 where there was no answer.
+    """
+
+    def __init__(
+        self, message: str, *, code: str, status: int = 0, place: str = "", advice: str = ""
+    ) -> None:
+        super().__init__(message, place=place, advice=advice)
+        self.code = code
+        self.status = status
+
+
+class OutageError(RegistryError):
+    """A registry that cannot be reached now, or is too busy.
+
+    Attributes:
+        retry_after: Seconds after which it asked to be tried again; 0 if it did not.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str = "registry.away",
+        status: int = 0,
+        place: str = "",
+        advice: str = "",
+        retry_after: float = 0.0,
+    ) -> None:
+        super().__init__(message, code=code, status=status, place=place, advice=advice)
+        self.retry_after = retry_after
+
+
+class DistrustError(RegistryError):
+    """A registry's answer that does not hold: it is broken, or it lies."""
 
 
 class MissingError(PoloError):

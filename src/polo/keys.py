@@ -4,6 +4,7 @@ Private keys are PEM files readable by their owner alone, with a passphrase by c
 keys are PEM files ending in `.pub`. An identity's `id` is the fingerprint of its public key.
 """
 
+import functools
 import os
 import re
 import stat
@@ -113,13 +114,19 @@ class Ed25519Verifier:
 
     def verify(self, public_key: bytes, message: bytes, signature: bytes) -> bool:
         """Whether the signature is this key's over this message."""
-        if is_weak(public_key):
-            return False
         try:
-            Ed25519PublicKey.from_public_bytes(public_key).verify(signature, message)
+            _usable(public_key).verify(signature, message)
         except (InvalidSignature, ValueError):
             return False
         return True
+
+
+@functools.lru_cache(maxsize=1024)
+def _usable(public_key: bytes) -> Ed25519PublicKey:
+    """The key, if it is not a weak one; a registry checks the same few keys all day."""
+    if is_weak(public_key):
+        raise ValueError("a key of small order")
+    return Ed25519PublicKey.from_public_bytes(public_key)
 
 
 def is_weak(public_key: bytes) -> bool:

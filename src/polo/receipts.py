@@ -1,23 +1,49 @@
 """Where nonces come from.
 
 A prover commits to a checkpoint and gets the nonce of the next shard back. Offline the nonces
-were drawn at enrolment and lie in a file; live a registry answers with a receipt. Both are a
-`NonceSource`.
+were drawn at enrolment and lie in a file; live a registry answers with a receipt, which may take a
+while. Both are a `NonceSource`.
 """
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, Self
 
-from polo.errors import SignatureError, StoreError
+from polo.errors import SignatureError, StoreError, TermsError
 from polo.keys import Ed25519Verifier
 from polo.protocol import canonical, nonces, signing
-from polo.protocol.records import Enrolment, Nonce, NonceList, Receipt
+from polo.protocol.entries import Inclusion
+from polo.protocol.records import Enrolment, File, Nonce, NonceList, Receipt, Shard, Start
 from polo.weights.files import open_plain
 
 ENROLMENT_FILE = "enrolment.json"
 NONCES_FILE = "nonces.json"
+
+
+@dataclass(frozen=True)
+class Submission:
+    """What a prover commits to: a start or a sealed shard, as the store holds it.
+
+    It follows from the store alone, so after a crash the same one is handed over again.
+
+    Attributes:
+        about: The record of the start or of the shard, without a receipt.
+        folder: The proof.
+        files: The shard's files in it: its `opening`, its `checkpoint` while that is kept, the
+            `record` of its steps where there is one.
+    """
+
+    about: Start | Shard
+    folder: Path
+    files: Mapping[str, File] = field(default_factory=dict)
+
+    @property
+    def number(self) -> int:
+        """The shard's number; 0 for the start."""
+        return self.about.shard if isinstance(self.about, Shard) else 0
 
 
 @dataclass(frozen=True)
@@ -27,29 +53,82 @@ class Answer:
     Attributes:
         receipt: The registry's receipt; None offline.
         nonce: The next shard's nonce; None when there are no more.
+        inclusion: That the commitment is in the registry's log; None offline.
     """
 
     receipt: Receipt | None
     nonce: Nonce | None
+    inclusion: Inclusion | None = None
 
 
 class NonceSource(Protocol):
     """Takes commitments and gives nonces."""
 
-    def commit(self, shard: int, root: bytes) -> Answer:
-        """Commit to the end of a shard (0: the start) and get the nonce of the next."""
+    @property
+    def trouble(self) -> str:
+        """Why the answer to the last commitment takes so long; empty if nothing is wrong."""
+
+    def commit(self, submission: Submission) -> "Future[Answer]":
+        """Commit to the end of a shard, or to the start, and get the nonce of the next shard.
+
+        The answer comes when it comes. What is handed over is on disk already, and committing to
+        the same again leads to the same answer.
+        """
+
+    def finish(self, folder: Path) -> None:
+        """The proof in this folder is finished, answered for, and nobody holds its lock.
+
+        What the other side has to say on it may become part of it.
+        """
+
+    def close(self) -> None:
+        """Stop waiting for answers."""
+
+
+class EnrolmentSource(Protocol):
+    """An enrolment and where its nonces come from."""
+
+    @property
+    def record(self) -> Enrolment:
+        """The signed enrolment."""
+
+    def source(self, signer: signing.Signer, registry: str | None = None) -> NonceSource:
+        """The source of nonces for whoever holds the enrolled key.
+
+        Args:
+            signer: The enrolled key.
+            registry: Address of the registry, if it is another than the enrolment names.
+        """
 
 
 class OfflineNonces:
     """Nonces that were drawn at enrolment."""
 
+    trouble = ""
+
     def __init__(self, drawn: tuple[Nonce, ...]) -> None:
         self._by_shard = {nonce.shard: nonce for nonce in drawn}
 
-    def commit(self, shard: int, root: bytes) -> Answer:
-        """The nonce of the next shard. Offline nobody notes the root."""
-        del root
-        return Answer(None, self._by_shard.get(shard + 1))
+    def of(self, shard: int) -> Nonce | None:
+        """The nonce of a shard; None where the terms allow no such shard."""
+        return self._by_shard.get(shard)
+
+    def commit(self, submission: Submission) -> "Future[Answer]":
+        """The nonce of the next shard, at once. Offline nobody notes what was committed to."""
+        return answered(Answer(None, self.of(submission.number + 1)))
+
+    def finish(self, folder: Path) -> None:
+        """Offline nobody needs to know."""
+
+    def close(self) -> None:
+        """Offline nothing is waited for."""
+
+
+def answered(answer: Answer) -> "Future[Answer]":
+    """An answer that is there already."""
+    future: Future[Answer] = Future()
+    future.set_result(answer)
+    return future
 
 
 @dataclass(frozen=True)
@@ -66,8 +145,19 @@ class OfflineEnrolment:
 
     @property
     def nonces(self) -> OfflineNonces:
-        """The source that a prover asks."""
+        """The nonces by shard."""
         return OfflineNonces(self.drawn)
+
+    def source(self, signer: signing.Signer, registry: str | None = None) -> NonceSource:
+        """The source that a prover asks; see `EnrolmentSource`."""
+        del signer
+        if registry is not None:
+            raise TermsError(
+                "these terms were issued offline, with all nonces; no registry takes part in them",
+                place=registry[:200],
+                advice="Leave the registry out, or enrol at it: polo enrol --registry URL",
+            )
+        return self.nonces
 
     def save(self, folder: Path | str) -> None:
         """Write `enrolment.json` and, readable by its owner alone, `nonces.json`."""

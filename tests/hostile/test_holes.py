@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from polo.protocol.records import (
     NonceTerms,
     Receipt,
 )
-from polo.receipts import Answer
+from polo.receipts import Answer, Submission, answered
 from polo.storage.folder import MANIFEST_FILE, checkpoint_path, nonce_path, opening_path
 from polo.verifier import Outcome, Policy, Status
 from polo.verifier.terminal import show
@@ -400,17 +401,24 @@ class Registry:
     record: Enrolment
     issuer: polo.Identity
     told: dict[int, bytes] = field(default_factory=dict)
+    trouble: str = ""
 
-    @property
-    def nonces(self) -> "Registry":
+    def source(self, signer: signing.Signer, registry: str | None = None) -> "Registry":
         return self
 
-    def commit(self, shard: int, root: bytes) -> Answer:
+    def finish(self, folder: Path) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def commit(self, submission: Submission) -> "Future[Answer]":
+        shard, root = submission.number, submission.about.root
         nonce = Nonce(shard + 1, bytes([shard + 1] * 32), bytes([shard + 65] * 32), ())
         told = self.told.get(shard, root)
         digest, salted = self.record.digest, nonces.leaf(nonce)
         receipt = Receipt(digest, shard, told, 1_700_000_000, "log.example", shard, salted)
-        return Answer(signing.sign(receipt, self.issuer), nonce)
+        return answered(Answer(signing.sign(receipt, self.issuer), nonce))
 
 
 @pytest.mark.parametrize("shard", [0, 1])

@@ -4,6 +4,7 @@ import hashlib
 import random
 import types
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from polo.protocol.records import (
     Start,
     Terms,
 )
-from polo.receipts import Answer
+from polo.receipts import Answer, Submission, answered
 from polo.storage.folder import MANIFEST_FILE, ProofFolder, checkpoint_path, nonce_path
 from polo.weights.checkpoint import MemoryCheckpoint, checkpoint_of
 from polo.weights.files import write_checkpoint
@@ -50,12 +51,23 @@ class Registry:
     drawing: random.Random
     answered: dict[int, Answer] = field(default_factory=dict)
 
-    @property
-    def nonces(self) -> "Registry":
+    trouble: str = ""
+
+    def source(self, signer: signing.Signer, registry: str | None = None) -> "Registry":
         """As an enrolment has it."""
         return self
 
-    def commit(self, shard: int, root: bytes) -> Answer:
+    def commit(self, submission: Submission) -> "Future[Answer]":
+        """As a prover asks."""
+        return answered(self.answer(submission.number, submission.about.root))
+
+    def finish(self, folder: Path) -> None:
+        """Nothing is left to do."""
+
+    def close(self) -> None:
+        """Nothing is waited for."""
+
+    def answer(self, shard: int, root: bytes) -> Answer:
         """The receipt for a root, and the nonce that did not exist before."""
         assert shard not in self.answered, "a registry answers once"
         nonce = Nonce(shard + 1, self.drawing.randbytes(32), self.drawing.randbytes(32), ())
@@ -157,7 +169,10 @@ def write_chain(
     stored: Mapping[int, MemoryCheckpoint] | None = None,
 ) -> Path:
     """A signed proof with these roots, whatever is behind them; nonces are all there."""
-    answers = [enrolment.nonces.commit(at, root) for at, root in enumerate(roots)]
+    if isinstance(enrolment, Registry):
+        answers = [enrolment.answer(at, root) for at, root in enumerate(roots)]
+    else:
+        answers = [Answer(None, enrolment.nonces.of(at)) for at in range(1, len(roots) + 1)]
     terms = enrolment.record.terms
     shards = tuple(
         Shard(

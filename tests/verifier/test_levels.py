@@ -152,7 +152,7 @@ def test_what_stays_open_depends_on_all_levels(
     effort_verdict: Make, levels: tuple[str, ...]
 ) -> None:
     short, open_, closers = CAUTIONS[levels]
-    logged = Check("receipts", Status.PASSED, level="receipts")
+    logged = Check("dates", Status.PASSED, level="receipts")
     verdict = effort_verdict(logged, levels=levels)
     assert verdict.outcome is Outcome.ACCEPTED
     assert short in verdict.in_short()

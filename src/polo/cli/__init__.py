@@ -1,9 +1,9 @@
 """The command line: `polo`, one file per group of commands.
 
 Exit codes: 0 accepted, claimed, or done; 1 rejected (`verify`), no claim (`identify`), unrelated
-(`compare`) or does not fit (`validate`); 2 could not decide, could not be done, or not understood.
-The modules here import what is heavy inside the commands, so that `polo --help` needs neither numpy
-nor torch.
+(`compare`), does not fit (`validate`) or lies (`log audit`); 2 could not decide, could not be done,
+or not understood. The modules here import what is heavy inside the commands, so that `polo --help`
+needs neither numpy nor torch.
 """
 
 import io
@@ -19,9 +19,15 @@ from polo.cli import (
     data,
     enrol,
     keys,
+    live,
+    log,
     ownership,
     quickstart,
+    registry,
+    registry_operations,
+    registry_worker,
     replay,
+    submit,
     transfer,
     validate,
     verify,
@@ -40,6 +46,8 @@ app.command(keys.keygen)
 app.command(keys.trust)
 app.command(data.data)
 app.command(enrol.enrol)
+app.command(submit.submit)
+app.command(live.status)
 app.command(validate.validate)
 app.command(verify.verify)
 app.command(verify.show)
@@ -51,6 +59,15 @@ app.command(bundles.export)
 app.command(bundles.import_, name="import")
 app.command(ownership.identify)
 app.command(ownership.compare)
+app.command(log.log)
+app.command(registry.registry)
+for _operation in (
+    registry_operations.backup,
+    registry_operations.restore,
+    registry_operations.doctor,
+    registry_worker.worker,
+):
+    registry.registry.command(_operation)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from polo.cli import live
 from polo.cli.data import recipe_of
 from polo.cli.keys import passphrase_of
 from polo.cli.output import Flag, print_json
@@ -19,8 +20,10 @@ def enrol(
     *,
     task: str,
     identity: Path,
-    issuer: Path,
     out: Path,
+    issuer: Path | None = None,
+    registry: str | None = None,
+    name: str | None = None,
     scheme: str = "ednn",
     bits: int | None = None,
     shards: int = 100,
@@ -42,6 +45,8 @@ def enrol(
 ) -> None:
     """Sign terms for a trainer: writes enrolment.json and, confidential, nonces.json.
 
+    With --registry a trainer enrols at a registry instead, which signs terms of its own.
+
     Examples:
     polo enrol --task digits --identity alice.pub --issuer issuer.key --out enrolment
 
@@ -50,16 +55,24 @@ def enrol(
     polo enrol --task digits --identity alice.pub --issuer issuer.key --out enrolment
     --data my-data/data.json --recipe rate=0.05 batch=64 every=16
 
+    polo enrol --registry https://registry.example --task digits --identity alice.key
+    --out enrolment
+
     Parameters
     ----------
     task
         A registered task, or module:object.
     identity
-        The trainer's public key.
-    issuer
-        Your private key.
+        The trainer's public key; with --registry your own private key.
     out
-        Folder to hand to the trainer.
+        Folder to hand to the trainer, or with --registry to train with.
+    issuer
+        Your private key, to sign terms yourself.
+    registry
+        Address of a registry to enrol at: it registers your key if it is new there, and fixes the
+        terms; you may choose bits, and give data and parent where its terms need them.
+    name
+        What people may call you there; by default the name of the key file.
     scheme
         How marks are pressed and read: ednn, ednn-mean, riga, fedipr, fedipr-kernel, signed, or
         one that an installed package offers. Bits, strength,
@@ -100,7 +113,7 @@ def enrol(
         How every step of training is done, with --data: settings such as rate=0.05 optimizer=adam,
         or a TOML file of them. See section 16.4 of docs/protocol.md.
     passphrase
-        The issuer's key is protected: ask, or take POLO_PASSPHRASE.
+        The private key is protected: ask, or take POLO_PASSPHRASE.
     json
         Print JSON.
     """
@@ -110,6 +123,23 @@ def enrol(
     from polo.keys import Identity, load_public
 
     secret = passphrase_of() if passphrase else None
+    if registry is not None:
+        live.refuse_terms(
+            issuer=issuer, scheme=scheme != "ednn", shards=shards != 100, every=every, load=load,
+            fewest_shards=fewest_shards, fewest_steps=fewest_steps, strength=strength, block=block,
+            reduction=reduction, key=key != "block", start=start != "free", progress=progress,
+            recipe=recipe,
+        )  # fmt: skip
+        live.enrol_at(
+            registry, task=task, key=Identity.load(identity, secret), out=out, json=json,
+            name=name or identity.stem, bits=bits, data=data, parent=parent,
+        )  # fmt: skip
+        return
+    if issuer is None:
+        raise TermsError(
+            "who signs the terms?",
+            advice="Give your key: --issuer issuer.key, or a registry: --registry URL",
+        )
     origin = _parent(parent) if parent else None
     if recipe and not data:
         raise TermsError("a recipe needs the data that it is for", advice="Give --data data.json.")

@@ -118,7 +118,7 @@ def forge(
     )
     seconds = 0.0
     for number in range(1, shards + 1):
-        nonce = source.commit(number - 1, root).nonce
+        nonce = source.of(number)
         assert nonce is not None
         began = time.perf_counter()
         sealed, opening = forger.shard(nonce, root)

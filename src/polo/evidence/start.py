@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from polo.checks import Check, Status, counted, problem
+from polo.client.enrolled import load_enrolment
 from polo.errors import PoloError, TermsError
 from polo.evidence.rules import Kept, Rule, drawn_bytes
 from polo.protocol.digest import tagged, u32
 from polo.protocol.layout import Layout
 from polo.protocol.records import Enrolment, Manifest
-from polo.receipts import OfflineEnrolment
 from polo.weights.checkpoint import Checkpoint, checkpoint_of
 from polo.weights.hashing import commit
 
@@ -113,7 +113,7 @@ def draw_start(model: "torch.nn.Module", enrolment: Enrolment | Enrolled | str |
         enrolment: What the issuer handed over: a folder, or the object.
     """
     if isinstance(enrolment, (str, Path)):
-        enrolment = OfflineEnrolment.load(enrolment)
+        enrolment = load_enrolment(enrolment)
     record = enrolment if isinstance(enrolment, Enrolment) else enrolment.record
     if record.terms.start.kind == "parent":
         raise TermsError(

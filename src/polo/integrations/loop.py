@@ -26,8 +26,8 @@ from polo.protocol import signing
 from polo.protocol.records import Terms
 from polo.prover import Progress, Proof, Prover
 from polo.prover.position import Position
-from polo.prover.results import EnrolmentSource
 from polo.prover.training import refuse_several_ranks
+from polo.receipts import EnrolmentSource
 from polo.weights.checkpoint import checkpoint_of
 from polo.weights.hashing import commit
 

@@ -16,7 +16,7 @@ from polo.integrations.loop import Loop, Measure, View, refuse_sharding
 from polo.protocol import signing
 from polo.prover import Progress, Proof
 from polo.prover.options import checked_steps
-from polo.prover.results import EnrolmentSource
+from polo.receipts import EnrolmentSource
 
 try:
     from transformers import TrainerCallback

@@ -5,21 +5,31 @@ bits that are left are still fair coins on weights made without knowledge of the
 """
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
-from polo.ownership.claimant import Claimant, DerivedMark
+from polo.ownership.claimant import DerivedMark
 from polo.ownership.sources import WeightSource
 from polo.protocol.carrier import Carrier
 from polo.protocol.combination import ReadMark
 from polo.protocol.detection import Reading
+from polo.watermark.batch import within_range
 from polo.watermark.mark import Mark
 from polo.watermark.schemes import scheme
 from polo.weights.found_model import Values
 
 
+class Carrying(Protocol):
+    """Whatever has a carrier."""
+
+    @property
+    def carrier(self) -> Carrier:
+        """The tensors that hold the marks."""
+
+
 def read_mark(
-    claimant: Claimant,
+    claimant: Carrying,
     derived: DerivedMark,
     source: WeightSource,
     groups: Sequence[int] | None = None,
@@ -39,7 +49,7 @@ def read_mark(
     if not there:
         return ReadMark(derived.shard, Reading(0, 0), derived.live)
     values = np.array(list(there.values()), dtype=np.float64)
-    right = scheme(mark.scheme.name).matches(mark, _within_range(values), list(there))
+    right = scheme(mark.scheme.name).matches(mark, within_range(values), list(there))
     return ReadMark(derived.shard, Reading(right.size, int(right.sum())), derived.live)
 
 
@@ -57,13 +67,3 @@ def _block(carrier: Carrier, source: WeightSource, block: int) -> Values | None:
     where = carrier.locate(block)
     row = source.weights(where.tensor, where.element, where.element + carrier.block)
     return row if row is not None and bool(np.isfinite(row).all()) else None
-
-
-def _within_range(values: Values) -> Values:
-    """Groups scaled by powers of two, so that no rescaling hides them below what is read.
-
-    Signs of sums do not change by it.
-    """
-    exponents = np.frexp(np.abs(values).max(axis=1))[1]
-    scaled: Values = np.ldexp(values, -exponents[:, None])
-    return scaled

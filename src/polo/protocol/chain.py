@@ -8,12 +8,12 @@ Specification: docs/protocol.md, section 10.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from polo.errors import ChainError, SignatureError
 from polo.protocol import derivation, nonces, signing
 from polo.protocol.detection import Reading
-from polo.protocol.records import Enrolment, Manifest, Nonce, Terms, identity_of
+from polo.protocol.records import Enrolment, Manifest, Nonce, Shard, Terms, identity_of
 
 
 @dataclass(frozen=True)
@@ -52,19 +52,25 @@ def faults(manifest: Manifest) -> Iterator[Fault]:
             yield Fault("links", number, "it does not start where the shard before it ended")
         if shard.root in seen:
             yield Fault("duplicates", number, f"its root is that of shard {seen[shard.root]} again")
-        if shard.steps < terms.shards.fewest_steps:
-            yield Fault(
-                "limits", number, f"{shard.steps} steps; the terms ask {terms.shards.fewest_steps}"
-            )
-        reading = Reading(terms.scheme.bits, min(shard.matches, terms.scheme.bits))
-        if shard.matches > terms.scheme.bits or not reading.reaches(terms.thresholds.embed):
-            yield Fault("limits", number, f"it was sealed with {shard.matches} bits, it says")
+        yield from (replace(fault, shard=number) for fault in shard_faults(terms, shard))
         if shard.receipt and manifest.enrolment.nonces.kind == "offline":
             yield Fault("receipts", number, "a receipt, where the enrolment is offline")
-        if not terms.noise.least <= shard.noise.sigma <= terms.noise.most:
-            yield Fault("noise", number, "its declared noise is outside the terms' bounds")
         seen.setdefault(shard.root, number)
         previous = shard.root
+
+
+def shard_faults(terms: Terms, shard: Shard) -> Iterator[Fault]:
+    """What is wrong with a shard whatever the others are: limits and declared noise."""
+    number = shard.shard
+    if shard.steps < terms.shards.fewest_steps:
+        yield Fault(
+            "limits", number, f"{shard.steps} steps; the terms ask {terms.shards.fewest_steps}"
+        )
+    reading = Reading(terms.scheme.bits, min(shard.matches, terms.scheme.bits))
+    if shard.matches > terms.scheme.bits or not reading.reaches(terms.thresholds.embed):
+        yield Fault("limits", number, f"it was sealed with {shard.matches} bits, it says")
+    if not terms.noise.least <= shard.noise.sigma <= terms.noise.most:
+        yield Fault("noise", number, "its declared noise is outside the terms' bounds")
 
 
 def misplaced(manifest: Manifest) -> Iterator[Fault]:

@@ -84,9 +84,13 @@ def secret_commitment(secret: bytes) -> bytes:
 
 def live_nonce(secret: bytes, entry: Entry) -> Nonce:
     """The nonce that answers an entry, with its salt: both come from κ and the leaf alone."""
-    leaf = entry.leaf
+    return nonce_after(secret, entry.number, entry.leaf)
+
+
+def nonce_after(secret: bytes, number: int, leaf: bytes) -> Nonce:
+    """The nonce that answers the entry of a shard, by its leaf hash."""
     return Nonce(
-        entry.number + 1,
+        number + 1,
         hmac.digest(secret, b"polo/live-nonce/1" + leaf, "sha256"),
         hmac.digest(secret, b"polo/live-salt/1" + leaf, "sha256"),
         (),

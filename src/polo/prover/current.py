@@ -13,12 +13,12 @@ from polo.errors import ChainError
 from polo.protocol import chain
 from polo.protocol.records import Enrolment, Nonce, Shard
 from polo.prover.monitor import EmbeddingWarning, Monitor
+from polo.prover.receiving import Receiving
 from polo.prover.recording import Recording
 from polo.prover.results import Progress, Timings
 from polo.prover.sealing import Effort, Evaluate
 from polo.prover.shards import Sealer
 from polo.prover.training import Training
-from polo.receipts import NonceSource
 from polo.storage.folder import ProofFolder
 from polo.storage.writer import ProofWriter
 
@@ -31,7 +31,7 @@ class CurrentShard:
     Args:
         enrolment: The enrolment.
         writer: The store.
-        nonces: Where nonces come from.
+        receiving: Brings receipts and nonces.
         recording: What records steps for replay, if the terms ask for it.
         sealer: What seals a shard.
         timings: Where to count seconds.
@@ -40,7 +40,8 @@ class CurrentShard:
 
     Attributes:
         evaluate: Measures the sealed weights.
-        nonce: The shard's nonce; None where the terms allow no further shard.
+        nonce: The shard's nonce; None until it has come, and where the terms allow no further
+            shard.
         epochs: Epochs of the shard.
         total: Optimizer steps of the whole chain, with those that a scaler skipped.
     """
@@ -49,7 +50,7 @@ class CurrentShard:
         self,
         enrolment: Enrolment,
         writer: ProofWriter,
-        nonces: NonceSource,
+        receiving: Receiving,
         recording: Recording | None,
         sealer: Sealer,
         *,
@@ -60,7 +61,7 @@ class CurrentShard:
         self._enrolment = enrolment
         self._terms = enrolment.terms
         self._writer = writer
-        self._nonces = nonces
+        self._receiving = receiving
         self._recording = recording
         self._sealer = sealer
         self._timings = timings
@@ -71,6 +72,7 @@ class CurrentShard:
         self._hook: StepHook | None = None
         self._embedder: Embedder | None = None
         self._steps = 0
+        self._shard = 0
         self.evaluate: Evaluate | None = None
         self.nonce: Nonce | None = None
         self.epochs = self.total = 0
@@ -112,13 +114,15 @@ class CurrentShard:
         return self._training
 
     def ask_for_nonce(self) -> None:
-        """Get the nonce of the shard after the last one that was sealed."""
-        self.nonce = self._nonces.commit(self.sealed, self.root).nonce
+        """Commit to the last shard that was sealed, for the nonce of the next."""
+        self.nonce, self._shard = None, self.sealed + 1
+        self._receiving.ask()
 
     def hook(self, training: Training) -> None:
         """Press the mark in every step of an optimizer, from now on."""
         self._training = training
         self._place()
+        self._receive()
         self._monitor.checked(self._steps, self.total)
         training.hold()
         self._hook = StepHook(training.optimizer, self._before_step, self._after_step)
@@ -168,11 +172,12 @@ class CurrentShard:
         return Progress(shard, reading, sealed)
 
     def _place(self) -> None:
-        """Derive the shard's mark and find its weights in the model."""
+        """Derive the shard's mark and find its weights in the model, if the nonce is there."""
         shard = self.sealed + 1
         if self.nonce is None or shard > self._terms.shards.most:
             self._embedder = None
-            logger.info("the terms allow no shard %d", shard)
+            if not self._receiving.open:
+                logger.info("the terms allow no shard %d", shard)
             return
         seed = chain.seed_of(self._enrolment, self.nonce, previous=self.root)
         training = self.training
@@ -206,7 +211,7 @@ class CurrentShard:
         self.total += 1
         if self._embedder and self._recording:
             self._recording.after_step(self._steps)
-        if self._embedder is None and self._steps == 1:
+        if self._embedder is None and self._steps == 1 and not self._receiving.open:
             warnings.warn(
                 f"all {self.sealed} shards that the terms allow are sealed; from here on training "
                 "is outside the proof",
@@ -225,7 +230,7 @@ class CurrentShard:
     def _seal(self, embedder: Embedder, finished: Finished | None) -> Shard:
         """Seal the shard: all of it, or the model stays as it was."""
         assert self.nonce is not None
-        record, following = self._sealer.seal(
+        record = self._sealer.seal(
             self.training,
             embedder,
             finished,
@@ -236,26 +241,35 @@ class CurrentShard:
         )
         if self._recording:
             self._timings.recording = self._recording.seconds
-        self._advance(following)
+        self._advance()
         logger.info(
             "sealed shard %d: %d of %d bits, root %s",
             record.shard, record.matches, self._terms.scheme.bits, record.root.hex()[:16],
         )  # fmt: skip
         for callback in self._on_seal:
             callback(record)
+        self._receive()
         return record
 
-    def _advance(self, nonce: Nonce | None) -> None:
+    def _advance(self) -> None:
         """Go on to the next shard."""
-        self.nonce = nonce
         self.epochs = self._steps = 0
+        self._embedder = None
         self._monitor.sealed()
-        self._place()
+        self.ask_for_nonce()
+
+    def _receive(self) -> None:
+        """If a nonce is on its way, see whether it has come, and begin to press its mark in."""
+        if self._receiving.open:
+            self.nonce = self._receiving.take()
+            if not self._receiving.open:
+                self._place()
 
     def _catch_up(self) -> None:
         """After an interrupt between writing a shard and noticing it, notice it now."""
-        if self.nonce is not None and self.nonce.shard <= self.sealed:
-            self._advance(self._nonces.commit(self.sealed, self.root).nonce)
+        if self._shard <= self.sealed:
+            self._advance()
+        self._receive()
 
     def _trained(self) -> bool:
         """Whether the weights are others than those of the last sealed shard."""

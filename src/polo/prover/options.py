@@ -39,10 +39,28 @@ def checked_steps(name: str, steps: int | None) -> int | None:
     raise TermsError(f"{name} = {steps!r}: give a number of steps, or None")
 
 
-def checked_retention(terms: Terms, kept: str | int, *, deltas: bool) -> Retention:
-    """What to keep; all of it where the terms ask for all checkpoints."""
+def checked_retention(terms: Terms, kept: str | int, *, deltas: bool, live: bool) -> Retention:
+    """What to keep; all of it where the terms ask for all checkpoints.
+
+    Args:
+        terms: The terms.
+        kept: What the user wants to keep.
+        deltas: Whether older checkpoints become deltas.
+        live: Whether there are receipts, so that checkpoints can be dropped after them.
+    """
+    if kept == "streaming":
+        if not live:
+            raise TermsError(
+                "retention 'streaming': offline there is no receipt to drop checkpoints after",
+                advice="Use 'thin', or enrol at a registry: polo enrol --registry URL",
+            )
+        # Of live proofs a checkpoint goes when the receipt of the next one has come, and not
+        # before: thin then means that at most two are ever there.
+        kept = "thin"
     retention = _retention(kept, deltas)
-    if terms.history == "all" and (retention.kind == "thin" or retention.every > 1):
+    if terms.history in ("all", "after-close") and (
+        retention.kind == "thin" or retention.every > 1
+    ):
         raise TermsError("the terms ask for all checkpoints", advice="Keep them: retention='all'.")
     return retention
 
@@ -55,5 +73,5 @@ def _retention(kept: str | int, deltas: bool) -> Retention:
             raise TermsError(f"retention {kept}: keep every k-th checkpoint, k from 1")
         return Retention("every", kept, deltas)
     if kept not in ("all", "thin"):
-        raise TermsError(f"retention {kept!r}: use 'all', 'thin', or an integer")
+        raise TermsError(f"retention {kept!r}: use 'all', 'thin', 'streaming', or an integer")
     return Retention(kept, 1, deltas)

@@ -1,13 +1,15 @@
 """The object a trainer holds."""
 
 import logging
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 
-from polo.errors import ChainError, SignatureError, StoreError, TermsError
+from polo.client.enrolled import LiveEnrolment, load_enrolment
+from polo.errors import ChainError, OutageError, SignatureError, StoreError, TermsError
 from polo.evidence.replay.data import DataSource
 from polo.evidence.replay.order import Sampler
 from polo.evidence.replay.recipe import Recipe
@@ -19,12 +21,14 @@ from polo.prover.attachment import Attachment
 from polo.prover.current import CurrentShard
 from polo.prover.options import checked_interval, checked_retention, checked_sigma
 from polo.prover.position import Position
+from polo.prover.receiving import ReceiptWarning, Receiving
 from polo.prover.recording import recording_of
-from polo.prover.results import EnrolmentSource, Progress, Proof, Timings
+from polo.prover.results import Progress, Proof, Timings
 from polo.prover.sealing import Evaluate
 from polo.prover.shards import Sealer
 from polo.prover.training import Training, refuse_several_ranks
-from polo.receipts import OfflineEnrolment
+from polo.receipts import EnrolmentSource
+from polo.storage.folder import ProofFolder
 from polo.storage.writer import ProofWriter
 from polo.weights.checkpoint import checkpoint_of
 from polo.weights.hashing import commit
@@ -55,7 +59,8 @@ class Prover:
         key: The prover's key: a file, or the object.
         store: The proof folder. What is private lies beside it in `<store>.state`.
         retention: Checkpoints to keep: `all`, an integer k for every k-th, or `thin` for
-            openings and the last one.
+            openings and the last one; with a registry `streaming`, which is thin, each kept until
+            the receipt of the next one has come.
         deltas: Store older checkpoints as lossless deltas.
         sigma: σ of the obfuscation relative to a tensor's root mean square; by default the
             least that the terms allow.
@@ -65,6 +70,10 @@ class Prover:
         on_seal: Called with each sealed shard's record.
         data: The training data, where the terms ask for replay; batches then come from `sampler`
             and learning rates from the terms.
+        registry: Address of the registry, if it is another than the enrolment names.
+        on_outage: While a registry's receipt is missing: `go on` training without a mark, `wait`
+            for it, or `stop` with an error once the registry cannot be reached. Under replay the
+            order of samples comes with the receipt, so that going on means to wait.
     """
 
     def __init__(
@@ -79,9 +88,11 @@ class Prover:
         check_every: int | None = None,
         on_seal: Sequence[Callable[[Shard], None]] = (),
         data: DataSource | None = None,
+        registry: str | None = None,
+        on_outage: str = "go on",
     ) -> None:
         if isinstance(enrolment, (str, Path)):
-            enrolment = OfflineEnrolment.load(enrolment)
+            enrolment = load_enrolment(enrolment)
         signer = Identity.load(key) if isinstance(key, (str, Path)) else key
         self.enrolment = enrolment.record
         self.terms = self.enrolment.terms
@@ -94,18 +105,24 @@ class Prover:
         self.timings = Timings()
         self.behind = 0
         self.on_seal = list(on_seal)
-        self._nonces = enrolment.nonces
+        self._nonces = enrolment.source(signer, registry)
         noise = checked_sigma(self.terms, sigma)
         self._recording = recording_of(self.terms, data)
         every = checked_interval(check_every, replayed=self._recording is not None)
-        kept = checked_retention(self.terms, retention, deltas=deltas)
+        live = self.enrolment.nonces.kind == "live"
+        kept = checked_retention(self.terms, retention, deltas=deltas, live=live)
         self._writer = ProofWriter(store, signer, kept)
+        if isinstance(enrolment, LiveEnrolment):
+            enrolment.remember(self._writer.state_path, registry)
+        self._receiving = Receiving(
+            self._nonces, self._writer, on_outage=on_outage, needed=self._recording is not None
+        )
         self._current = CurrentShard(
             self.enrolment,
             self._writer,
-            self._nonces,
+            self._receiving,
             self._recording,
-            Sealer(self.terms, self._writer, self._nonces, self._recording, noise),
+            Sealer(self.terms, self._writer, self._recording, noise),
             timings=self.timings,
             check_every=every,
             on_seal=self.on_seal,
@@ -216,7 +233,8 @@ class Prover:
             evaluate: Measures the model; called on the sealed weights.
 
         Returns:
-            What was found; None when the terms allow no further shard.
+            What was found; None when the terms allow no further shard, or when a registry has
+            not answered yet, so that there is no mark to read.
 
         Raises:
             ChainError: The optimizer that was attached makes no steps.
@@ -249,15 +267,20 @@ class Prover:
         weights = commit(checkpoint_of(now.training.model)).root
         return Position(self.shards, manifest.last_root, now.epochs, now.steps, now.total, weights)
 
-    def finish(self, evaluate: Evaluate | None = None, *, seal: bool = True) -> Proof:
+    def finish(
+        self, evaluate: Evaluate | None = None, *, seal: bool = True, wait: float = 300.0
+    ) -> Proof:
         """Seal the tail if possible, close the proof, and let go of the store.
 
-        Steps that could not be sealed are outside the proof; `Proof.outside` counts them.
+        Steps that could not be sealed are outside the proof; `Proof.outside` counts them. With a
+        registry the chain is closed there, too; if that is not possible now, a warning says how to
+        do it later.
 
         Args:
             evaluate: Measures the model; called on the sealed weights.
             seal: False leaves the tail outside, as is right where the model holds other weights by
                 now than those that were trained last.
+            wait: Most seconds to wait for the last receipt.
         """
         if not self._started:
             raise ChainError("finish() before attach(): there is nothing to prove")
@@ -270,21 +293,43 @@ class Prover:
         steps = current.steps
         current.training.base.check_all()
         self.detach()
+        settled = self._receiving.settle(wait)
         manifest = self._writer.finish(steps)
         self._finished = True
-        self.close()
+        self._writer.close()
+        try:
+            self._hand_in(settled=settled)
+        finally:
+            self.close()
         if steps:
             logger.warning("%d steps after shard %d are outside the proof", steps, self.shards)
         if not manifest.shards:
             logger.warning("no shard was sealed: this proof shows nothing")
-        return Proof(self._writer.path, manifest)
+        return Proof(self._writer.path, ProofFolder(self._writer.path).manifest())
 
     def close(self) -> None:
         """Let go of the store without closing the proof; it can be resumed."""
         self.detach()
+        self._nonces.close()
         if self._recording:
             self._recording.close()
         self._writer.close()
+
+    def _hand_in(self, *, settled: bool) -> None:
+        """Close the chain at the registry, or say that it is still to be done."""
+        trouble = "" if settled else self._nonces.trouble or "the last receipt has not come"
+        if settled:
+            try:
+                self._nonces.finish(self._writer.path)
+            except OutageError as error:
+                trouble = str(error)
+        if trouble:
+            warnings.warn(
+                f"the proof is finished, but not closed at the registry ({trouble}); later: "
+                f"polo submit {self._writer.path}",
+                ReceiptWarning,
+                stacklevel=3,
+            )
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         """A prover is neither copied nor pickled: two would write one proof."""
@@ -300,16 +345,14 @@ class Prover:
         if self._writer.manifest is None:
             if position:
                 position.sealed_since(None)
-            self._current.nonce = resuming.begin(
-                training, self._writer, self.enrolment, self._nonces, parent
-            )
+            resuming.begin(training, self._writer, self.enrolment, parent)
         else:
             stand = resuming.resume(
                 training, self._writer, position, recorded=self._recording is not None
             )
             current = self._current
             current.epochs, current.steps, current.total = stand.epochs, stand.steps, stand.total
-            current.ask_for_nonce()
             self.behind = stand.behind
             logger.info("resumed after shard %d, epoch %d", self.shards, self.epoch)
+        self._current.ask_for_nonce()
         self._started = True

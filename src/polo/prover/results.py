@@ -2,23 +2,9 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from polo.protocol.detection import Reading
-from polo.protocol.records import Enrolment, Manifest, Shard
-from polo.receipts import NonceSource
-
-
-class EnrolmentSource(Protocol):
-    """An enrolment and where its nonces come from."""
-
-    @property
-    def record(self) -> Enrolment:
-        """The signed enrolment."""
-
-    @property
-    def nonces(self) -> NonceSource:
-        """The source of nonces."""
+from polo.protocol.records import Manifest, Shard
 
 
 @dataclass(frozen=True)

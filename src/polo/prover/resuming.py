@@ -9,11 +9,10 @@ from torch.optim import Optimizer
 
 from polo.errors import StoreError
 from polo.privacy import obfuscation
-from polo.protocol.records import Enrolment, Manifest, Nonce, Start
+from polo.protocol.records import Enrolment, Manifest, Start
 from polo.prover.position import Position
 from polo.prover.starting import check_start
 from polo.prover.training import Training
-from polo.receipts import NonceSource
 from polo.storage import state
 from polo.storage.folder import ProofFolder
 from polo.storage.writer import ProofWriter
@@ -28,16 +27,14 @@ def begin(
     training: Training,
     writer: ProofWriter,
     enrolment: Enrolment,
-    nonces: NonceSource,
     parent: str | Path | None,
-) -> Nonce | None:
-    """Commit to the weights that training starts from; returns the first shard's nonce.
+) -> None:
+    """Begin a proof with the weights that training starts from.
 
     Args:
         training: The model and its optimizer.
         writer: The store.
         enrolment: The enrolment.
-        nonces: Where nonces come from.
         parent: The proof or file that the model was bought as, to name what differs.
     """
     checkpoint = checkpoint_of(training.model)
@@ -45,12 +42,10 @@ def begin(
     check_start(enrolment, commitment, training.model, parent)
     root = commitment.root
     secret = obfuscation.secret_of(writer.secret, 1)
-    answer = nonces.commit(0, root)
-    start = Start(root, obfuscation.secret_commitment(secret), answer.receipt)
+    start = Start(root, obfuscation.secret_commitment(secret), None)
     manifest = Manifest(enrolment, start, (), writer.retention, (), False, 0, None)
     state.write_state(writer.training_state(0), training.state(root, 0))
     writer.begin(manifest, checkpoint.layout, checkpoint)
-    return answer.nonce
 
 
 @dataclass(frozen=True)

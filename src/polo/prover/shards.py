@@ -10,7 +10,6 @@ from polo.protocol.records import Nonce, Shard, Terms
 from polo.prover.recording import Recording
 from polo.prover.sealing import Effort, Evaluate, Sealed, Setting, seal
 from polo.prover.training import Training
-from polo.receipts import NonceSource
 from polo.storage import state
 from polo.storage.folder import evidence_path
 from polo.storage.writer import ProofWriter
@@ -22,7 +21,6 @@ class Sealer:
     Args:
         terms: The terms.
         writer: The store.
-        nonces: Where nonces come from.
         recording: What records steps for replay, if the terms ask for it.
         sigma: σ of the obfuscation, in millionths.
     """
@@ -31,13 +29,11 @@ class Sealer:
         self,
         terms: Terms,
         writer: ProofWriter,
-        nonces: NonceSource,
         recording: Recording | None,
         sigma: int,
     ) -> None:
         self._terms = terms
         self._writer = writer
-        self._nonces = nonces
         self._recording = recording
         self._sigma = sigma
 
@@ -51,7 +47,7 @@ class Sealer:
         effort: Effort,
         total: int,
         evaluate: Evaluate | None,
-    ) -> tuple[Shard, Nonce | None]:
+    ) -> Shard:
         """Seal a shard; whatever fails before it is written, the weights stay as they were.
 
         Args:
@@ -64,7 +60,7 @@ class Sealer:
             evaluate: Measures the sealed weights.
 
         Returns:
-            The shard's record, and the nonce of the next one.
+            The shard's record, still without a receipt.
         """
         parameters = training.parameters
         before = {name: p.detach().cpu().clone() for name, p in parameters.items()}
@@ -95,13 +91,12 @@ class Sealer:
 
     def _write(
         self, training: Training, embedder: Embedder, done: Sealed, nonce: Nonce, total: int
-    ) -> tuple[Shard, Nonce | None]:
-        """Commit to what was sealed, and put it into the store."""
+    ) -> Shard:
+        """Put what was sealed into the store."""
         root = done.commitment.root
         where = training.carrier.leaves(embedder.mark.blocks)
         opening = done.commitment.open(done.checkpoint, where)
-        answer = self._nonces.commit(nonce.shard, root)
-        record, evidence = replace(done.record, receipt=answer.receipt), {}
+        record, evidence = done.record, {}
         if self._recording:
             recorded = self._recording.sealed()
             record = replace(record, evidence={LEVEL: recorded.digest})
@@ -110,7 +105,7 @@ class Sealer:
         path = self._writer.training_state(nonce.shard)
         state.write_state(path, training.state(root, total))
         self._writer.seal(record, done.checkpoint, opening, nonce, evidence)
-        return record, answer.nonce
+        return record
 
     def _setting(self, training: Training, nonce: Nonce) -> Setting:
         manifest = self._writer.manifest

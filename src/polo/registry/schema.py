@@ -71,6 +71,27 @@ requests = Table(
     Column("time", BigInteger, nullable=False, index=True),
 )
 
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("hash", LargeBinary, primary_key=True),  # SHA-256 of the cookie; the cookie is nowhere
+    Column("token", ForeignKey("tokens.id"), nullable=False, index=True),
+    Column("made", BigInteger, nullable=False),
+    Column("expires", BigInteger, nullable=False, index=True),
+)
+
+answers = Table(
+    "answers",
+    metadata,
+    # What a request with an Idempotency-Key was answered, so that a retry gets the same.
+    Column("caller", String(128), primary_key=True),
+    Column("word", String(128), primary_key=True),
+    Column("digest", LargeBinary, nullable=False),  # of method, target and body
+    Column("status", Integer, nullable=False),  # 0 while it is being made
+    Column("body", LargeBinary, nullable=False),
+    Column("time", BigInteger, nullable=False, index=True),
+)
+
 enrolments = Table(
     "enrolments",
     metadata,
@@ -87,6 +108,7 @@ enrolments = Table(
     Column("manifest", LargeBinary),  # canonical bytes, from the close on
     Column("parent", String(64)),  # enrolment of the chain it goes on from, if any
     Index("ix_enrolments_state_changed", "state", "changed"),
+    Index("ix_enrolments_issued_id", "issued", "id"),  # for the newest first, in pages
 )
 
 commitments = Table(
@@ -173,6 +195,7 @@ challenges = Table(
     Column("kind", String(16), nullable=False),  # checkpoint, replay
     Column("record", LargeBinary, nullable=False),  # what is asked, canonical bytes
     Column("state", String(16), nullable=False),  # open, answered, passed, failed
+    Column("answer", String(64)),  # object that holds it
     Column("detail", Text, nullable=False),
     Column("made", BigInteger, nullable=False),
     Column("due", BigInteger, nullable=False, index=True),
@@ -189,6 +212,8 @@ verifications = Table(
     Column("begun", BigInteger),
     Column("ended", BigInteger),
     Column("progress", String(256), nullable=False),
+    Column("bundle", String(64)),  # object that was verified; none if put together here
+    Column("report", String(64)),  # object that holds the page
     Column("outcome", String(16)),
     Column("verdict", LargeBinary),  # canonical bytes, signed by the registry
 )
@@ -198,12 +223,26 @@ scans = Table(
     metadata,
     Column("id", String(32), primary_key=True),
     Column("enrolment", ForeignKey("enrolments.id"), index=True),  # none for a found file
+    Column("shard", Integer),  # whose checkpoint; none for a found file
+    Column("asked", String(128), nullable=False),  # who wants to know
     Column("sha256", String(64), nullable=False),
-    Column("state", String(16), nullable=False),
+    Column("state", String(16), nullable=False),  # waiting, running, done, broken
     Column("made", BigInteger, nullable=False),
     Column("ended", BigInteger),
     Column("chains", Integer),
     Column("result", LargeBinary),
+    Column("statement", LargeBinary),  # canonical bytes of a signed Uniqueness
+)
+
+marks = Table(
+    "marks",
+    metadata,
+    # Made out of the commitments and κ when a scan needs it; can be dropped at any time.
+    Column("enrolment", ForeignKey("enrolments.id"), primary_key=True),
+    Column("kind", LargeBinary, nullable=False),  # digest of layout, carrier and scheme
+    Column("shards", Integer, nullable=False),  # marks that are in it
+    Column("first", BigInteger, nullable=False),  # place in the log of the first mark's shard
+    Column("seeds", LargeBinary, nullable=False),  # one after the other, encrypted
 )
 
 jobs = Table(

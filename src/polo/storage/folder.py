@@ -49,6 +49,16 @@ def evidence_path(level: str, shard: int) -> str:
     return f"evidence/{level}/{shard:06d}.safetensors"
 
 
+def receipts_path(shard: int) -> str:
+    """Path of the proof that a shard's commitment is in a registry's log."""
+    return f"evidence/receipts/{shard:06d}.json"
+
+
+def uniqueness_path(shard: int) -> str:
+    """Path of the registry's statement that no other chain is in a shard's checkpoint."""
+    return f"evidence/uniqueness/{shard:06d}.json"
+
+
 def ancestor_path(number: int) -> str:
     """Path of an earlier owner's proof inside a proof; 1 is the first owner's."""
     return f"{ANCESTORS_FOLDER}/{number:06d}"

@@ -6,8 +6,8 @@ when the proof is opened for writing again. Nothing else is ever removed, and a 
 other files is not made into a proof.
 
 What a prover keeps for itself lies *beside* the proof, in `<proof>.state/`: the lock, the secret
-that the obfuscation comes from, and the training state to resume from. The proof folder holds
-only what is handed over.
+that the obfuscation comes from, the training state to resume from, and a registry's last answer.
+The proof folder holds only what is handed over.
 """
 
 import fcntl
@@ -26,9 +26,12 @@ from polo.errors import LockedError, StoreError
 from polo.keys import Ed25519Verifier
 from polo.protocol import signing
 from polo.protocol.commitment import Opening
+from polo.protocol.entries import Inclusions
 from polo.protocol.layout import Layout
 from polo.protocol.records import FILE_PATTERN, File, Manifest, Nonce, Retention, Shard, Transfer
-from polo.storage import atomic, delta, openings
+from polo.protocol.uniqueness import Uniqueness
+from polo.receipts import Answer, Submission
+from polo.storage import atomic, delta, openings, received
 from polo.storage.folder import (
     ANCESTORS_FOLDER,
     LAYOUT_FILE,
@@ -36,9 +39,12 @@ from polo.storage.folder import (
     TRANSFER_FILE,
     ProofFolder,
     checkpoint_path,
+    evidence_path,
     nonce_path,
     opening_path,
+    receipts_path,
     state_path_of,
+    uniqueness_path,
 )
 from polo.weights.checkpoint import Checkpoint
 from polo.weights.files import FileCheckpoint, write_checkpoint
@@ -159,9 +165,58 @@ class ProofWriter:
             *(self._put(path, data) for path, data in (evidence or {}).items()),
         ):
             files[file.path] = file
-        self._retire(number, files, checkpoint.layout)
+        if not _is_live(manifest):
+            self._retire(number, files, checkpoint.layout)
         shards = (*manifest.shards, shard)
         self._commit(replace(manifest, shards=shards, files=_sorted(files), finished=False))
+
+    def submission(self) -> Submission:
+        """What there is to commit to: the newest shard, or the start."""
+        manifest = self._begun()
+        if not manifest.shards:
+            return Submission(replace(manifest.start, receipt=None), self.path)
+        shard = replace(manifest.shards[-1], receipt=None)
+        wanted = {
+            "opening": opening_path(shard.shard),
+            "checkpoint": checkpoint_path(shard.shard),
+            "record": evidence_path("replay", shard.shard),
+        }
+        listed = {file.path: file for file in manifest.files}
+        files = {kind: listed[path] for kind, path in wanted.items() if path in listed}
+        return Submission(shard, self.path, files)
+
+    def answer(self) -> Answer | None:
+        """The answer to the newest commitment, if it was kept."""
+        return received.kept(self.state_path, len(self._begun().shards))
+
+    def complete(self, answer: Answer) -> None:
+        """Add the receipt of the newest shard, or of the start.
+
+        Until then the checkpoint before it is kept, since the registry may ask for a replay.
+        """
+        manifest = self._begun()
+        number = len(manifest.shards)
+        received.keep(self.state_path, number, answer)
+        if number:
+            files = {file.path: file for file in manifest.files}
+            if inclusions := self._inclusions(answer, number):
+                file = self._put(receipts_path(number), inclusions.to_bytes())
+                files[file.path] = file
+            self._retire(number, files, ProofFolder(self.path).layout())
+            newest = replace(manifest.shards[-1], receipt=answer.receipt)
+            shards = (*manifest.shards[:-1], newest)
+            self._commit(replace(manifest, shards=shards, files=_sorted(files)))
+        else:
+            start = replace(manifest.start, receipt=answer.receipt)
+            self._commit(replace(manifest, start=start))
+        received.forget(self.state_path, before=number)
+
+    def _inclusions(self, answer: Answer, number: int) -> Inclusions | None:
+        """What shows a shard in the log; with the first shard the start, which has no file."""
+        asked = {item.level for item in self._begun().terms.evidence}
+        first = received.kept(self.state_path, 0) if number == 1 else None
+        found = [item.inclusion for item in (first, answer) if item and item.inclusion]
+        return Inclusions(tuple(found)) if "receipts" in asked and found else None
 
     def finish(self, outside: int) -> Manifest:
         """Close the proof, saying how many steps after the last shard are not part of it."""
@@ -173,6 +228,27 @@ class ProofWriter:
         manifest = self._begun()
         atomic.write(self.path / TRANSFER_FILE, transfer.to_bytes())
         self._commit(replace(manifest, transfer=transfer.digest))
+        return self._begun()
+
+    def add_statement(self, statement: Uniqueness) -> Manifest:
+        """Add what the registry says of the newest checkpoint."""
+        manifest = self._begun()
+        files = {file.path: file for file in manifest.files}
+        file = self._put(uniqueness_path(len(manifest.shards)), statement.to_bytes())
+        self._commit(replace(manifest, files=_sorted(files | {file.path: file})))
+        return self._begun()
+
+    def replace_inclusions(self, inclusions: Mapping[int, Inclusions]) -> Manifest:
+        """Show shards under other checkpoints of the log, such as ones that witnesses cosigned.
+
+        A kill in between leaves files that are not as signed; doing it again mends that.
+        """
+        manifest = self._begun()
+        files = {file.path: file for file in manifest.files}
+        for number, shown in inclusions.items():
+            file = self._put(receipts_path(number), shown.to_bytes())
+            files[file.path] = file
+        self._commit(replace(manifest, files=_sorted(files)))
         return self._begun()
 
     def close(self) -> None:
@@ -305,6 +381,10 @@ class _Hashing:
 
     def digest(self) -> bytes:
         return self._state.digest()
+
+
+def _is_live(manifest: Manifest) -> bool:
+    return manifest.enrolment.nonces.kind == "live"
 
 
 def _sorted(files: dict[str, File]) -> tuple[File, ...]:

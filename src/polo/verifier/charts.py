@@ -215,7 +215,8 @@ def legend(*drawn: Chart) -> Markup:
         rows.append((_mark(7, 7, 4, Status.FAILED, ""), "failed"))
     if Status.UNDECIDED in found:
         rows.append((_mark(7, 7, 4, Status.UNDECIDED, ""), "could not be decided"))
-    rows.append((tag("line", class_="threshold", x1=0, x2=14, y1=7, y2=7), "what is needed"))
+    if any(chart.threshold is not None or chart.floor for chart in drawn):
+        rows.append((tag("line", class_="threshold", x1=0, x2=14, y1=7, y2=7), "what is needed"))
     if claims:
         rows.append((_claim(7, 7, 5, Status.PASSED, ""), "the prover’s own figure"))
     if Status.FAILED in claims:

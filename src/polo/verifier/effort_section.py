@@ -13,7 +13,7 @@ from polo.verifier.verdict import Verdict
 def progress(verdict: Verdict) -> list[Markup]:
     """Figures and charts of level progress."""
     found = Progressed.of(verdict.checks)
-    parts = _tiles(_progress_tiles(found))
+    parts = tiles(_progress_tiles(found))
     if found.shards:
         parts.append(tag("h3", "Shard by shard"))
         parts += charts.side_by_side(list(_progress_charts(found)), "progress")
@@ -23,7 +23,7 @@ def progress(verdict: Verdict) -> list[Markup]:
 def replay(verdict: Verdict) -> list[Markup]:
     """Figures and the strip of level replay."""
     found = Replayed.of(verdict.checks)
-    parts = _tiles(_replay_tiles(found))
+    parts = tiles(_replay_tiles(found))
     if found.records and (found.segments or found.sealings):
         moved = any(figure(check, "move") is not None for check in found.segments)
         parts.append(tag("h3", "The run, from its first step to its last"))
@@ -43,9 +43,10 @@ Tile = tuple[str, str, str, Status | None]
 """Label, figure, a line below, and how its check ended if the figure is one check's."""
 
 
-def _tiles(tiles: Iterator[Tile]) -> list[Markup]:
+def tiles(found: Iterator[Tile]) -> list[Markup]:
+    """Figures beside each other; nothing where there are none."""
     items = []
-    for label, value, below, status in tiles:
+    for label, value, below, status in found:
         mark = [tag("span", f" {GLYPHS[status]}", class_=f"is-{CLASSES[status]}")] if status else []
         items.append(
             tag("div", tag("dt", label), tag("dd", tag("b", value), *mark),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from polo.checks import Check, Status, counted, listed, numbered, probability
 
 MOST_WORDS = 120
-_COUNTED = ("mark", "nonce", "root", "record", "segment", "sealing")
+_COUNTED = ("mark", "nonce", "root", "record", "segment", "sealing", "receipt")
 _HEURISTICS = ("downhill", "loss", "movement", "path")
 
 
@@ -141,11 +141,67 @@ class Progressed:
         return f"heuristics: {', '.join(said)}" if said else "heuristics"
 
 
+@dataclass(frozen=True)
+class Logged:
+    """What level receipts saw.
+
+    Attributes:
+        receipts: The receipts that hold, by shard; 0 is the start.
+        dates: The check that sums them up, if it came so far.
+        witness: What is said of witnesses, if anything is.
+    """
+
+    receipts: dict[int, Check]
+    dates: Check | None
+    witness: Check | None
+
+    @classmethod
+    def of(cls, checks: Iterable[Check]) -> "Logged":
+        """Gather it from the checks of a verdict."""
+        own = [check for check in checks if check.level == "receipts" and not check.ancestor]
+        held = (check for check in own if check.name == "receipt" and "time" in check.figures)
+        dates = next((check for check in own if "first" in check.figures), None)
+        witness = next((check for check in own if check.name == "witness"), None)
+        return cls(dict(sorted((check.shard, check) for check in held)), dates, witness)
+
+    @property
+    def witnessed(self) -> bool:
+        """Whether others than the registry are asked for; a note says that nobody is."""
+        return self.witness is None or self.witness.status is not Status.NOTE
+
+    def figures(self) -> str:
+        """Its figures, in one line."""
+        said = self.dates.detail if self.dates else counted(len(self.receipts), "receipt")
+        if self.witness is None or not self.witnessed:
+            return f"{said}; dates by the registry's word"
+        quorum, total = (figure(self.witness, name) or 0 for name in ("quorum", "witnesses"))
+        return f"{said}; seen by {quorum:.0f} of {total:.0f} witnesses"
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What level uniqueness saw: the registry's statement, if it holds."""
+
+    statement: Check | None
+
+    @classmethod
+    def of(cls, checks: Iterable[Check]) -> "Looked":
+        """Gather it from the checks of a verdict."""
+        own = (check for check in checks if check.name == "unique" and not check.ancestor)
+        return cls(next(own, None))
+
+    def figures(self) -> str:
+        """Its figures, in one line."""
+        return self.statement.detail if self.statement else "nothing was said"
+
+
 HELD: dict[str, Callable[[Iterable[Check]], str]] = {
+    "receipts": lambda checks: Logged.of(checks).figures(),
+    "uniqueness": lambda checks: Looked.of(checks).figures(),
     "progress": lambda _: "by heuristics it looks like training",
     "replay": lambda checks: Replayed.of(checks).sentence(),
 }
-"""What levels of effort say where they passed."""
+"""What levels above the chain say where they passed."""
 
 
 def is_shard_note(check: Check) -> bool:
@@ -183,6 +239,10 @@ def summary(level: str, status: Status, checks: Sequence[Check]) -> str:
 
 
 def _held(level: str, own: Sequence[Check]) -> str:
+    if level == "receipts":
+        return Logged.of(own).figures()
+    if level == "uniqueness":
+        return Looked.of(own).figures()
     if level == "progress":
         return Progressed.of(own).figures()
     if level == "replay":

@@ -34,7 +34,8 @@ LEVEL_TEXTS: dict[str, LevelText] = {
     ),
     "uniqueness": LevelText(
         "no chain registered earlier, outside the declared lineage, has its marks in these weights",
-        "anything about models that were never registered",
+        "anything about models that were never registered, nor of copies whose neurons were "
+        "permuted or rescaled; and it is the registry's word",
     ),
     "progress": LevelText(
         "the start was untrained, weights moved outside the marks, held-out loss fell, the first "
@@ -63,6 +64,8 @@ _DRAWN_SHOWS = "the first weights are drawn from the enrolment, so that effort c
 _CLOSED_BY = {"chain": ("receipts", "replay"), "receipts": ("replay",), "progress": ("replay",)}
 """Levels that close a level's gap, or whose own gap says it more exactly."""
 
+_UNWITNESSED = "the dates, nor that the log is the same for all, beyond the registry's word"
+
 _STARTS = {
     "free": "effort before W_0: the start is free and may have been trained before, by anybody",
     "parent": "effort before W_0, which is the model that the terms name",
@@ -71,7 +74,7 @@ _REASONS = ("chain", "receipts", "uniqueness", "replay", "progress")
 """Whose word weighs most when several levels fail: what is broken, before what is implausible."""
 
 _SEVERITY = (Status.FAILED, Status.UNDECIDED, Status.PASSED)
-_NEEDED = {"replay": "draw"}
+_NEEDED = {"receipts": "dates", "replay": "draw"}
 """The check without which a level has shown nothing, whatever else passed."""
 
 
@@ -96,19 +99,24 @@ def by_weight(checks: Iterable[Check]) -> list[Check]:
     return sorted(checks, key=weight)
 
 
-def gaps(levels: Collection[str], start: str, single: float | None) -> Iterator[tuple[str, str]]:
+def gaps(
+    levels: Collection[str], start: str, single: float | None, *, witnessed: bool = True
+) -> Iterator[tuple[str, str]]:
     """What the levels together do not show: pairs of a level and what it leaves open.
 
     Args:
         levels: Levels that hold.
         start: How the chain starts: `free`, `parent` or `derived`.
         single: Chance that a single faked segment escaped the draw of level replay.
+        witnessed: Whether others than the registry saw its log, where receipts were asked for.
     """
     if "replay" in levels and start in _STARTS:
         yield "replay", _STARTS[start]
     for level, text in (LEVEL_TEXTS | {FINAL: FINAL_TEXT}).items():
         if level in levels and not set(_CLOSED_BY.get(level, ())) & set(levels):
             yield level, text.does_not_show
+    if "receipts" in levels and not witnessed:
+        yield "receipts", _UNWITNESSED
     if "replay" in levels and single:
         words = "every segment: a single one that was faked, and is not among the largest moves, "
         yield "replay", f"{words}escapes with probability {probability(single)}"

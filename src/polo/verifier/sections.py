@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from polo.checks import Status, counted
-from polo.verifier import chain_section, effort_section
+from polo.verifier import chain_section, effort_section, receipts_section
 from polo.verifier.charts import CLASSES, GLYPHS, Markup, tag
 from polo.verifier.findings import HELD
 from polo.verifier.levels import FINAL, LEVEL_TEXTS
@@ -57,6 +57,8 @@ def level_sections(verdict: Verdict, rows: Sequence[ShardRow]) -> Iterator[Marku
         drawn: list[Markup] = []
         if level in ("chain", FINAL):
             drawn = chain_section.drawings(verdict, rows)
+        elif level == "receipts":
+            drawn = receipts_section.drawings(verdict)
         elif level == "progress":
             drawn = effort_section.progress(verdict)
         elif level == "replay":
@@ -83,7 +85,7 @@ def _gap(verdict: Verdict, level: str) -> tuple[Markup, str]:
     own = verdict.texts[level].does_not_show
     if own in left:
         return tag("b", "It does not show: "), f"{'; nor '.join(left)}."
-    return tag("b", "By itself it does not show: "), f"{own}."
+    return tag("b", "By itself it does not show: "), f"{'; nor '.join([own, *left])}."
 
 
 def _found(verdict: Verdict, level: str) -> str:

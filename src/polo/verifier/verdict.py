@@ -10,7 +10,7 @@ from typing import Any
 from polo.checks import Check, Status, counted, numbered
 from polo.protocol.records import Bundle
 from polo.verifier import levels
-from polo.verifier.findings import HELD, Replayed, summary
+from polo.verifier.findings import HELD, Logged, Replayed, summary
 from polo.verifier.levels import FINAL, FINAL_TEXT, LEVEL_TEXTS, LevelText
 
 
@@ -205,7 +205,8 @@ class Verdict:
 
     def gaps(self) -> list[tuple[str, str]]:
         """What an accepted verdict does not show, by the level that leaves it open."""
-        return list(levels.gaps(self.levels, self.start, Replayed.of(self.checks).single))
+        single, witnessed = Replayed.of(self.checks).single, Logged.of(self.checks).witnessed
+        return list(levels.gaps(self.levels, self.start, single, witnessed=witnessed))
 
     def closers(self) -> dict[str, str]:
         """What terms could have asked for besides, with what it would have shown."""
@@ -243,7 +244,7 @@ class Verdict:
         }
 
     def _shown(self, text: LevelText) -> str:
-        """What a level shows here: accuracy, marks and start only as far as they were looked at."""
+        """What a level shows here: accuracy, marks, start, dates only if they were looked at."""
         shows = text.shows
         if not self.per_shard("accuracy"):
             shows = shows.replace(", accuracy on the public test", "")
@@ -251,6 +252,8 @@ class Verdict:
             shows = shows.replace("marks present", "the marks that were shown")
         if self.start != "derived":
             shows = shows.replace("the start was untrained, ", "")
+        if not Logged.of(self.checks).witnessed:
+            shows = shows.replace("stops back-dating and chains", "stops chains")
         return shows
 
     def __str__(self) -> str:

@@ -12,12 +12,14 @@ from polo._version import __version__
 from polo.checks import Check, Status, counted, problem
 from polo.errors import FormatError, PoloError, StoreError, TermsError
 from polo.evidence import start
+from polo.evidence.receipts.check import receipts
+from polo.evidence.uniqueness import uniqueness
 from polo.keys import Ed25519Verifier, Trust, TrustStore, trusted_keys
 from polo.protocol import canonical, chain, signing
 from polo.protocol.carrier import Carrier
 from polo.protocol.challenge import Challenge
 from polo.protocol.layout import Layout
-from polo.protocol.records import Bundle, Manifest, Nonce, identity_of
+from polo.protocol.records import Bundle, Manifest, Nonce, Terms, identity_of
 from polo.storage import history, openings
 from polo.storage.bundle import files_of, opened
 from polo.storage.folder import (
@@ -42,6 +44,8 @@ from polo.weights.checkpoint import Checkpoint
 from polo.weights.hashing import commit
 
 MOST_STRANGERS = 100
+CHECKED = (*KNOWN, "receipts", "uniqueness")
+"""Levels above the chain that are checked here; all of them need the whole proof."""
 
 Listener = Callable[[str, int, int], None]
 """Hears what is being done, how much of it is done, and how much there is."""
@@ -173,6 +177,10 @@ class _Run:
             yield check
         yield from self._structure(manifest)
         yield from self._marks(folder, manifest, carrier, damaged)
+        if "receipts" in self.levels and not self._earlier:
+            yield from receipts(folder, manifest, {f.path for f in manifest.files} - damaged)
+        if "uniqueness" in self.levels and not self._earlier:
+            yield from uniqueness(folder, manifest, {f.path for f in manifest.files} - damaged)
         if manifest.terms.base is not None:
             yield self._base(manifest, layout, manifest.terms.base)
         if self._shown is None:
@@ -205,8 +213,8 @@ class _Run:
         self.facts["bundle"] = described(bundle, len(manifest.shards))
         if bundle.kind != "verifier":
             self._shown = {file.path for file in held}
-            # What needs the weights is no part of a verdict on a disclosure, like accuracy.
-            self.levels = tuple(level for level in self.levels if level not in KNOWN)
+            # What a bundle leaves out is no part of a verdict on a disclosure, like accuracy.
+            self.levels = tuple(level for level in self.levels if level not in CHECKED)
         yield Check("bundle", Status.PASSED, str(self.facts["bundle"]))
         if self._policy.whole and self._shown is not None:
             yield Check(
@@ -560,9 +568,7 @@ class _Run:
             yield Check("history", Status.FAILED, f"the terms ask for all checkpoints; {detail}")
         else:
             yield Check("history", Status.NOTE, detail)
-        if terms.history in ("streaming", "after-close"):
-            detail = f"{terms.history} history needs a registry; this release cannot check it"
-            yield Check("history", Status.UNDECIDED, detail)
+        yield from self._streamed(terms, whole=kept == len(manifest.shards))
         if not manifest.finished:
             yield Check("closing", Status.NOTE, "the prover has not closed the proof yet")
         elif manifest.outside:
@@ -572,13 +578,23 @@ class _Run:
             yield Check("closing", Status.NOTE, detail)
         yield from self._unchecked(manifest)
 
+    def _streamed(self, terms: Terms, *, whole: bool) -> Iterator[Check]:
+        """What a registry was to see of checkpoints that need not be here."""
+        if terms.history == "streaming" and "receipts" in self.levels:
+            detail = "streaming: each receipt says that the registry had the shard's opening first"
+            yield Check("history", Status.NOTE, f"{detail}; that is its word")
+        elif terms.history in ("streaming", "after-close") and not whole:
+            detail = f"{terms.history} history: what the registry saw of the checkpoints that are "
+            advice = "Ask the registry for its verdict, or the prover for all checkpoints."
+            yield Check("history", Status.UNDECIDED, f"{detail}not here is not here", advice=advice)
+
     def _unchecked(self, manifest: Manifest) -> Iterator[Check]:
         """Levels that the terms ask for and that were not looked at."""
         for level in (item.level for item in manifest.terms.evidence[1:]):
             if self._earlier:
                 detail = f"the earlier owner's terms asked for {level}, which was not checked again"
                 yield Check("evidence", Status.NOTE, detail, level=level)
-            elif level not in KNOWN:
+            elif level not in CHECKED:
                 detail = f"the terms ask for {level}, which this release cannot check"
                 advice = "Use a release of PoLO that knows this level."
                 yield Check("evidence", Status.UNDECIDED, detail, advice=advice, level=level)

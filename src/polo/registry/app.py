@@ -1,0 +1,159 @@
+"""The application: every domain's routes, and how errors are answered."""
+
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from polo._version import __version__
+from polo.errors import PoloError
+from polo.registry import callers, health
+from polo.registry.challenges import routes as challenges
+from polo.registry.commitments import routes as commitments
+from polo.registry.context import Registry
+from polo.registry.enrolments import routes as enrolments
+from polo.registry.events import routes as events
+from polo.registry.identities import routes as identities
+from polo.registry.log import routes as log
+from polo.registry.observing import LOGGER
+from polo.registry.pages import failures
+from polo.registry.pages import operator as operator_pages
+from polo.registry.pages import routes as pages
+from polo.registry.pages import whose as whose_pages
+from polo.registry.problems import MEDIA_TYPE, Problem, problem_of
+from polo.registry.scans import routes as scans
+from polo.registry.tasks import routes as tasks
+from polo.registry.tokens import routes as tokens
+from polo.registry.uploads import routes as uploads
+from polo.registry.verifications import routes as verifications
+from polo.registry.wire import Wire
+
+ROUTERS = (
+    health.router,
+    identities.router,
+    tokens.router,
+    events.router,
+    tasks.router,
+    enrolments.router,
+    commitments.router,
+    log.router,
+    uploads.router,
+    challenges.router,
+    verifications.router,
+    scans.router,
+    pages.router,
+    operator_pages.router,
+    whose_pages.router,
+)
+
+_ABOUT = """\
+Enrols provers, takes their commitments into a public log, draws challenges, verifies proofs.
+
+Programs sign each request with their identity's Ed25519 key (`Authorization: PoLO key=…`); people
+send a token (`Authorization: Bearer polo_…`). Every refusal is `application/problem+json` with a
+stable `code`. Lists come in pages: `?after=` takes the `next` of the page before.
+"""
+
+_STATUS_CODES = {404: "resource.missing", 405: "resource.method", 413: "body.too-large"}
+
+
+def create_app(registry: Registry) -> FastAPI:
+    """The ASGI application of an open registry."""
+    app = FastAPI(
+        title="PoLO registry",
+        version=__version__,
+        description=_ABOUT,
+        openapi_url="/v1/openapi.json",
+        docs_url=None,
+        redoc_url=None,
+        lifespan=_lifespan,
+        responses={"default": {"description": "A problem.", "content": _problem_schema()}},
+    )
+    app.state.registry = registry
+    app.add_middleware(commitments.Direct, answer=answer)
+    app.add_middleware(Wire, registry=registry)
+    app.add_exception_handler(PoloError, _on_polo_error)
+    app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(RequestValidationError, _on_invalid)
+    app.add_exception_handler(OperationalError, _on_busy)
+    app.add_exception_handler(PoolTimeout, _on_busy)
+    for router in ROUTERS:
+        app.include_router(router)
+    return app
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    registry: Registry = app.state.registry
+    registry.jobs.start(registry)
+    LOGGER.info("started", extra={"origin": registry.settings.origin})
+    yield
+    registry.jobs.stop(registry.settings.shutdown_seconds)
+    LOGGER.info("stopped")
+
+
+def answer(request: Request, problem: Problem) -> Response:
+    """The answer that says what is wrong."""
+    registry = callers.registry_of(request)
+    request.state.code = problem.code
+    if failures.wants_page(request, problem):
+        return failures.page(request, problem, callers.request_id(request))
+    body = problem.to_json(registry.settings.public_url, callers.request_id(request))
+    return JSONResponse(body, problem.status, problem.headers, MEDIA_TYPE)
+
+
+def _on_polo_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, PoloError)
+    return answer(request, problem_of(error))
+
+
+def _on_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if isinstance(error.__cause__, Problem):  # Raised while FastAPI was reading the body.
+        return answer(request, error.__cause__)
+    fallback = "body.broken" if error.status_code == 400 else "request.failed"
+    code = _STATUS_CODES.get(error.status_code, fallback)
+    problem = Problem(error.status_code, code, str(error.detail), headers=error.headers)
+    return answer(request, problem)
+
+
+def _on_invalid(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    fields = [
+        # Never the value: it may be a secret that was put into the wrong field.
+        {"at": ".".join(str(part) for part in item["loc"])[:200], "message": str(item["msg"])[:300]}
+        for item in error.errors()[:20]
+    ]
+    detail = f"{fields[0]['at']}: {fields[0]['message']}" if fields else "not what is taken here"
+    return answer(request, Problem(422, "body.invalid", detail, errors=fields))
+
+
+def _on_busy(request: Request, error: Exception) -> Response:
+    LOGGER.warning(
+        "database busy or gone: %s",
+        type(getattr(error, "orig", error)).__name__,
+        extra={"request": callers.request_id(request)},
+    )
+    problem = Problem(
+        503,
+        "registry.busy",
+        "the database did not answer in time",
+        advice="Try again.",
+        headers={"Retry-After": "2"},
+    )
+    return answer(request, problem)
+
+
+def _problem_schema() -> dict[str, Any]:
+    texts: Iterable[str] = ("type", "title", "code", "detail", "advice", "request")
+    properties: dict[str, Any] = {name: {"type": "string"} for name in texts}
+    properties["status"] = {"type": "integer"}
+    schema = {"type": "object", "required": [*properties], "properties": properties}
+    return {MEDIA_TYPE: {"schema": schema}}

@@ -1,0 +1,238 @@
+"""Making enrolments, looking them up, closing and withdrawing them."""
+
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Row, insert, select, update
+
+from polo.protocol.effort import DataRecord
+from polo.protocol.log_notes import COSIGNATURE, NoteKey
+from polo.protocol.records import Enrolment, Manifest
+from polo.registry.commitments.chains import about_secret
+from polo.registry.context import Registry
+from polo.registry.enrolments import closing
+from polo.registry.enrolments.terms import terms_for
+from polo.registry.events import service as events
+from polo.registry.problems import CODES, Problem
+from polo.registry.schema import enrolments
+
+CODES.update(
+    {
+        "enrolment.closed": "The enrolment is closed.",
+        "enrolment.failed": "The chain failed a challenge.",
+        "enrolment.manifest": "The manifest is not that of the commitments.",
+        "enrolment.missing": "There is no such enrolment.",
+        "enrolment.not-yours": "Only the enrolled identity may do this.",
+        "enrolment.open": "The enrolment is still open.",
+        "enrolment.options": "The registry does not enrol with such options.",
+        "enrolment.parent": "The enrolment to go on from is not one that can be gone on from.",
+        "enrolment.withdrawn": "The enrolment was withdrawn.",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Enrolled:
+    """An enrolment with what became of it.
+
+    Attributes:
+        id: Its digest, in hexadecimal.
+        identity: The prover.
+        task: The task's name.
+        record: Canonical bytes of the signed enrolment.
+        layout: Canonical bytes of the layout.
+        state: `open`, `closed`, `failed` or `withdrawn`.
+        shards: Receipts given, without that of the start.
+        issued: When it was made.
+        changed: When something last happened.
+        parent: Enrolment of the chain it goes on from, if any.
+    """
+
+    id: str
+    identity: str
+    task: str
+    record: bytes
+    layout: bytes
+    state: str
+    shards: int
+    issued: int
+    changed: int
+    parent: str | None
+
+
+_COLUMNS = [enrolments.c[name] for name in Enrolled.__dataclass_fields__]
+
+
+def make(
+    registry: Registry,
+    connection: Connection,
+    *,
+    identity: str,
+    key: bytes,
+    task: str,
+    bits: int | None,
+    data: DataRecord | None,
+    parent: str | None,
+    request: str | None,
+) -> Enrolled:
+    """Draw κ, sign terms, and keep both.
+
+    Args:
+        registry: The registry.
+        connection: A write transaction.
+        identity: The prover's id.
+        key: The key that the chain will be signed with.
+        task: The task; `registry.tasks.get(task)` was called before, since it may take long.
+        bits: Bits of a mark; None for the usual.
+        data: The data, where the terms ask for replay.
+        parent: Enrolment of the chain to go on from.
+        request: The request's id.
+    """
+    from polo.enrolment import enrol_live
+
+    offered, now = registry.tasks.get(task), registry.clock()
+    origin = registry.settings.origin
+    terms = terms_for(
+        offered,
+        origin=origin,
+        log=NoteKey(origin, registry.vault.log_key(connection).public_key),
+        witnesses=_witnesses(registry),
+        bits=bits,
+        data=data,
+        parent=_last_root(connection, parent, offered.terms.layout) if parent else None,
+    )
+    secret = secrets.token_bytes(32)
+    issuer = registry.vault.issuer(connection)
+    record = enrol_live(terms, identity=key, issuer=issuer, secret=secret, issued=now)
+    id_ = record.digest.hex()
+    made = Enrolled(
+        id_, identity, task, record.to_bytes(), offered.layout.to_bytes(), "open", 0, now, now,
+        parent,
+    )  # fmt: skip
+    sealed = registry.vault.seal(secret, about_secret(id_))
+    connection.execute(insert(enrolments).values(**made.__dict__, secret=sealed, manifest=None))
+    events.note(connection, "enrolment.made", id_, task, actor=identity, request=request, now=now)
+    return made
+
+
+def get(connection: Connection, enrolment: str) -> Enrolled:
+    """An enrolment, or a `Problem`."""
+    row = connection.execute(select(*_COLUMNS).where(enrolments.c.id == enrolment)).first()
+    if row is None:
+        raise Problem(404, "enrolment.missing", "there is no such enrolment")
+    return _enrolled(row)
+
+
+def page(
+    connection: Connection,
+    *,
+    identity: str | None,
+    state: str | None = None,
+    after: str = "",
+    limit: int = 100,
+) -> list[Enrolled]:
+    """Enrolments by id, from after one on.
+
+    Args:
+        connection: A transaction.
+        identity: Whose; None for everybody's.
+        state: Only those in this state.
+        after: Id of the last one of the page before.
+        limit: How many at most.
+    """
+    query = select(*_COLUMNS).where(enrolments.c.id > after)
+    if identity is not None:
+        query = query.where(enrolments.c.identity == identity)
+    if state is not None:
+        query = query.where(enrolments.c.state == state)
+    rows = connection.execute(query.order_by(enrolments.c.id).limit(limit))
+    return [_enrolled(row) for row in rows]
+
+
+def close(
+    registry: Registry, connection: Connection, found: Enrolled, data: bytes, request: str | None
+) -> Enrolled:
+    """Close a chain with its manifest, which must say what the log says."""
+    from polo.registry.challenges import service as challenges
+
+    manifest = closing.checked(connection, found.id, Enrolment.from_bytes(found.record, "x"), data)
+    if found.state == "closed" and _manifest(connection, found.id) == data:
+        return found
+    _check_open(found)
+    closed = _change(registry, connection, found, "closed", request, manifest=data)
+    challenges.closed(registry, connection, found.id, manifest)
+    return closed
+
+
+def withdraw(
+    registry: Registry, connection: Connection, found: Enrolled, request: str | None
+) -> Enrolled:
+    """Give a chain up. What is in the log stays there."""
+    if found.state == "withdrawn":
+        return found
+    _check_open(found)
+    return _change(registry, connection, found, "withdrawn", request)
+
+
+def secret(registry: Registry, connection: Connection, found: Enrolled) -> bytes:
+    """κ of a chain that gets no more receipts."""
+    if found.state == "open":
+        raise Problem(409, "enrolment.open", "the secret is shown when the chain is closed")
+    query = select(enrolments.c.secret).where(enrolments.c.id == found.id)
+    sealed = connection.execute(query).scalar_one()
+    return registry.vault.open(bytes(sealed), about_secret(found.id))
+
+
+def _change(
+    registry: Registry,
+    connection: Connection,
+    found: Enrolled,
+    state: str,
+    request: str | None,
+    **more: Any,
+) -> Enrolled:
+    now = registry.clock()
+    connection.execute(
+        update(enrolments)
+        .where(enrolments.c.id == found.id)
+        .values(state=state, changed=now, **more)
+    )
+    events.note(
+        connection, f"enrolment.{state}", found.id, actor=found.identity, request=request, now=now
+    )
+    return get(connection, found.id)
+
+
+def _check_open(found: Enrolled) -> None:
+    if found.state != "open":
+        raise Problem(409, f"enrolment.{found.state}", f"the enrolment is {found.state}")
+
+
+def _witnesses(registry: Registry) -> list[NoteKey]:
+    found = [NoteKey.parse(item, place="witnesses") for item in registry.settings.witnesses]
+    return [key for key in found if key.kind == COSIGNATURE]
+
+
+def _manifest(connection: Connection, enrolment: str) -> bytes | None:
+    query = select(enrolments.c.manifest).where(enrolments.c.id == enrolment)
+    found = connection.execute(query).scalar()
+    return None if found is None else bytes(found)
+
+
+def _last_root(connection: Connection, parent: str, layout: bytes) -> bytes:
+    """Root of the model that a closed chain ends in."""
+    data = _manifest(connection, parent)
+    if data is None:
+        raise Problem(422, "enrolment.parent", "the parent is no closed chain of this registry")
+    manifest = Manifest.from_bytes(data, "parent")
+    if manifest.terms.layout != layout:
+        raise Problem(422, "enrolment.parent", "the parent's tensors are not the task's")
+    return manifest.last_root
+
+
+def _enrolled(row: Row[Any]) -> Enrolled:
+    values = dict(row._mapping)
+    return Enrolled(
+        **{**values, "record": bytes(values["record"]), "layout": bytes(values["layout"])}
+    )

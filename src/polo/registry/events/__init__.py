@@ -1,0 +1,1 @@
+"""Audit events: who did what, when. Rows are only ever added."""

@@ -1,0 +1,1 @@
+"""Identities: keys that registered, their rotation, their revocation."""

@@ -1,0 +1,337 @@
+"""Doing a scan: every other chain's marks, looked for in one model."""
+
+import contextlib
+import json
+import math
+import re
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Connection, func, select, update
+
+from polo.errors import PoloError, StoreError, WeightsError
+from polo.protocol import signing
+from polo.protocol.records import Enrolment
+from polo.protocol.uniqueness import MAX_CLAIMS, Resemblance, Uniqueness
+from polo.registry.context import Registry
+from polo.registry.events.service import note
+from polo.registry.jobs import handler
+from polo.registry.log import service as log
+from polo.registry.objects import key_of
+from polo.registry.scans.service import JOB, Scan, get, stored_checkpoint
+from polo.registry.schema import commitments, enrolments, identities, objects, scans
+
+if TYPE_CHECKING:
+    from polo.ownership.claim import Claim
+    from polo.registry.scans.marks import Known
+
+MOST_ANCESTORS = 1000
+MOST_COMPARED = 8
+"""Claims for which the other chain's own weights are looked at, too."""
+
+MUTUAL = (
+    "each chain's marks are in the other's committed checkpoint: by the rule of containment "
+    "neither came first, so the log's order decides"
+)
+CONTAINED = "its marks are in this chain's committed checkpoint, and not the reverse: it came first"
+ONE_SIDED = "its marks are in this chain's committed checkpoint; its own checkpoint is not here"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The chain whose checkpoint is looked at.
+
+    Attributes:
+        enrolment: Its enrolment.
+        owner: The identity it belongs to.
+        place: Place in the log of the commitment to these weights.
+        ancestors: Enrolments that it says it goes on from.
+    """
+
+    enrolment: str
+    owner: str
+    place: int
+    ancestors: frozenset[str]
+
+    def relation(self, enrolment: str, owner: str) -> str:
+        """What another chain is to it."""
+        if enrolment in self.ancestors:
+            return "parent"
+        return "own" if owner == self.owner else "none"
+
+
+def give_up(registry: Registry, scan: str, error: str) -> None:
+    """Note that a scan failed for good."""
+    _end(registry, scan, "broken", {"problem": f"the scan failed: {error[:500]}"})
+
+
+@handler(JOB, give_up=give_up)
+def work(registry: Registry, scan: str) -> None:
+    """Do a scan; it can be done again from the beginning."""
+    with registry.database.begin() as connection:
+        asked = get(connection, scan)
+        if asked.state in ("done", "broken"):
+            return
+        connection.execute(update(scans).where(scans.c.id == scan).values(state="running"))
+    try:
+        with _file(registry, asked.sha256) as path:
+            _scan(registry, asked, path)
+    except PoloError as error:
+        said = {"problem": str(error), "advice": error.advice}
+        _end(registry, scan, "broken", {key: _bare(registry, text) for key, text in said.items()})
+    _forget(registry, asked)
+
+
+def _bare(registry: Registry, text: str) -> str:
+    """A text without where the registry keeps its files."""
+    return re.sub(re.escape(str(_folder(registry))) + r"/[^/\s]+/", "", text)
+
+
+def _scan(registry: Registry, asked: Scan, path: Path) -> None:
+    from polo.ownership.scan import power, scan
+    from polo.registry.scans import marks
+
+    marks.refresh(registry)
+    with registry.database.read() as connection:
+        subject = _subject(connection, asked)
+        head = log.newest(connection)
+        known = [
+            item for item in marks.known(registry, connection) if item.chain.name != asked.enrolment
+        ]
+        lots = marks.lots(connection, known)
+    if subject is not None:
+        _check_root(registry, asked, path)
+    result = scan(path, lots)
+    reverse = _reverse(registry, subject, [claim.proof for claim in result.standing])
+    by_name = {item.chain.name: item for item in known}
+    with registry.database.read() as connection:
+        claims = [
+            _claim(connection, claim, by_name[claim.proof], subject, reverse)
+            for claim in result.standing
+        ]
+    shown = {
+        "format": "polo/scan-result/1",
+        "description": result.description,
+        "chains": result.chains,
+        "unread": result.absent,
+        "let_through": list(result.through),
+        "power": power(),
+        "problem": "",
+        "claims": claims,
+    }
+    size = head.size if head else 0
+    statement = _statement(registry, asked, shown, size) if subject is not None else None
+    _end(registry, asked.id, "done", shown, statement)
+
+
+def _subject(connection: Connection, asked: Scan) -> Subject | None:
+    if asked.enrolment is None:
+        return None
+    row = connection.execute(
+        select(enrolments.c.identity, commitments.c.index.label("place"))
+        .join(commitments, commitments.c.enrolment == enrolments.c.id)
+        .where(enrolments.c.id == asked.enrolment, commitments.c.shard == asked.shard)
+    ).one()
+    above = frozenset(_ancestors(connection, asked.enrolment))
+    return Subject(asked.enrolment, row.identity, row.place, above)
+
+
+def _ancestors(connection: Connection, enrolment: str) -> Iterator[str]:
+    at: str | None = enrolment
+    for _ in range(MOST_ANCESTORS):
+        at = connection.execute(select(enrolments.c.parent).where(enrolments.c.id == at)).scalar()
+        if at is None:
+            return
+        yield at
+
+
+def _check_root(registry: Registry, asked: Scan, path: Path) -> None:
+    """Refuse a file that is not what the chain committed to."""
+    from polo.protocol.layout import Layout
+    from polo.weights.files import FileCheckpoint
+    from polo.weights.hashing import commit
+
+    with registry.database.read() as connection:
+        row = connection.execute(
+            select(enrolments.c.layout, commitments.c.root)
+            .join(commitments, commitments.c.enrolment == enrolments.c.id)
+            .where(enrolments.c.id == asked.enrolment, commitments.c.shard == asked.shard)
+        ).one()
+    layout = Layout.from_bytes(bytes(row.layout), "layout")
+    with FileCheckpoint.canonical(path, layout) as checkpoint:
+        if commit(checkpoint).root != bytes(row.root):
+            raise WeightsError(
+                f"the uploaded checkpoint of shard {asked.shard} is not the one committed to",
+                advice="Upload the file that the proof has.",
+            )
+
+
+def _reverse(registry: Registry, subject: Subject | None, others: list[str]) -> dict[str, bool]:
+    """Whether the subject's marks are in others' last checkpoints, as far as those are here."""
+    from polo.ownership.scan import scan
+    from polo.registry.scans import marks
+
+    if subject is None or not others:
+        return {}
+    with registry.database.read() as connection:
+        known = marks.known(registry, connection)
+        own = [item for item in known if item.chain.name == subject.enrolment]
+        lots = marks.lots(connection, own)
+    held: dict[str, bool] = {}
+    for other in others[:MOST_COMPARED]:
+        with registry.database.read() as connection:
+            last = connection.execute(
+                select(func.max(commitments.c.shard)).where(commitments.c.enrolment == other)
+            ).scalar_one()
+            sha256 = stored_checkpoint(connection, other, last)
+        if sha256 is None:
+            continue
+        stand_in = Scan("", other, last, "", sha256, "", 0)
+        with contextlib.suppress(PoloError), _file(registry, sha256) as path:
+            _check_root(registry, stand_in, path)
+            held[other] = bool(scan(path, lots).standing)
+    return held
+
+
+def _claim(
+    connection: Connection,
+    claim: "Claim",
+    known: "Known",
+    subject: Subject | None,
+    reverse: dict[str, bool],
+) -> dict[str, Any]:
+    """A claim that stands, as the result shows it."""
+    row = connection.execute(
+        select(enrolments.c.task, enrolments.c.issued, enrolments.c.state, identities.c.name)
+        .join(identities, identities.c.id == enrolments.c.identity)
+        .where(enrolments.c.id == claim.proof)
+    ).one()
+    shown = {
+        "enrolment": claim.proof,
+        "owner": claim.owner,
+        "name": row.name,
+        "task": row.task,
+        "state": row.state,
+        "issued": row.issued,
+        "eta": claim.eta,
+        "marks": len(claim.marks),
+        "bits": claim.bits,
+        "coverage": claim.coverage,
+        "log2_p": claim.log2_p,
+        "finding": claim.finding.name.lower(),
+    }
+    if subject is None:
+        return shown
+    mutual = reverse.get(claim.proof)
+    # A chain that has the other's marks as well says nothing by having been copied from.
+    start = _start(connection, subject.enrolment) if mutual else subject.place
+    return shown | {
+        "earlier": known.first < start,
+        "relation": subject.relation(claim.proof, claim.owner),
+        "containment": {None: ONE_SIDED, True: MUTUAL, False: CONTAINED}[mutual],
+    }
+
+
+def _start(connection: Connection, enrolment: str) -> int:
+    """Place in the log of a chain's first mark."""
+    query = select(func.min(commitments.c.index)).where(
+        commitments.c.enrolment == enrolment, commitments.c.shard >= 1
+    )
+    place: int = connection.execute(query).scalar_one()
+    return place
+
+
+def _statement(registry: Registry, asked: Scan, shown: dict[str, Any], size: int) -> Uniqueness:
+    """What the registry signs of it, by the key that signed the enrolment."""
+    with registry.database.begin() as connection:
+        row = connection.execute(
+            select(enrolments.c.record, commitments.c.root)
+            .join(commitments, commitments.c.enrolment == enrolments.c.id)
+            .where(enrolments.c.id == asked.enrolment, commitments.c.shard == asked.shard)
+        ).one()
+        enrolment = Enrolment.from_bytes(bytes(row.record), "enrolment")
+        issuer = registry.vault.issuer_of(connection, enrolment.issuer)
+    # Those that speak against it come first, should there be too many to list.
+    claims = sorted(shown["claims"], key=lambda c: (c["relation"] != "none", not c["earlier"]))
+    said = Uniqueness(
+        enrolment.digest,
+        bytes(row.root),
+        registry.settings.origin,
+        size,
+        shown["chains"],
+        shown["unread"],
+        registry.clock(),
+        tuple(
+            Resemblance(
+                bytes.fromhex(claim["enrolment"]),
+                claim["earlier"],
+                claim["relation"],
+                math.floor(-claim["log2_p"]),
+            )
+            for claim in claims[:MAX_CLAIMS]
+        ),
+    )
+    return signing.sign(said, issuer)
+
+
+def _end(
+    registry: Registry,
+    scan: str,
+    state: str,
+    result: dict[str, Any],
+    statement: Uniqueness | None = None,
+) -> None:
+    now = registry.clock()
+    with registry.database.begin() as connection:
+        connection.execute(
+            update(scans)
+            .where(scans.c.id == scan)
+            .values(
+                state=state,
+                ended=now,
+                chains=result.get("chains"),
+                result=json.dumps(result).encode(),
+                statement=statement.to_bytes() if statement else None,
+            )
+        )
+        claims = len(result.get("claims", ()))
+        detail = result.get("problem") or f"{claims} claims among {result['chains']} chains"
+        note(connection, f"scan.{state}", scan, str(detail)[:500], actor="registry", now=now)
+
+
+def _folder(registry: Registry) -> Path:
+    return registry.settings.data / "scans"
+
+
+@contextlib.contextmanager
+def _file(registry: Registry, sha256: str) -> Iterator[Path]:
+    """A model as a file, for as long as it is looked at."""
+    folder = _folder(registry)
+    folder.mkdir(mode=0o700, exist_ok=True, parents=True)
+    with tempfile.TemporaryDirectory(dir=folder) as own:
+        path = Path(own) / "model.safetensors"
+        if not registry.objects.exists(key_of(sha256)):
+            raise StoreError("the file is not here any more")
+        registry.objects.fetch(key_of(sha256), path)
+        yield path
+
+
+def _forget(registry: Registry, asked: Scan) -> None:
+    """Remove a found file, unless a chain or another scan needs it."""
+    if asked.enrolment is not None:
+        return
+    with registry.database.begin() as connection:
+        registry.database.lock(connection, "objects")
+        kept = connection.execute(
+            select(objects.c.sha256).where(objects.c.sha256 == asked.sha256)
+        ).first()
+        waits = connection.execute(
+            select(scans.c.id).where(
+                scans.c.sha256 == asked.sha256, scans.c.state.in_(("waiting", "running"))
+            )
+        ).first()
+        if kept is None and waits is None:
+            registry.objects.delete(key_of(asked.sha256))

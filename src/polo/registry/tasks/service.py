@@ -1,0 +1,149 @@
+"""Tasks as the server knows them: built once by a process with torch, then read from a file."""
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from polo import errors
+from polo._version import __version__
+from polo.protocol import canonical
+from polo.protocol.effort import Column
+from polo.protocol.layout import Layout
+from polo.protocol.records import Terms
+from polo.registry.problems import CODES, Problem
+from polo.registry.tasks import offers
+from polo.registry.tasks.offers import Offer
+from polo.storage import atomic
+from polo.tasks import GROUP
+
+CODES.update({"task.missing": "The registry offers no such task."})
+
+BUILD_SECONDS = 300
+"""How long a task may take to build its model."""
+
+_building = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Offered:
+    """A task as it is offered.
+
+    Attributes:
+        offer: What the operator says.
+        terms: Its terms, without level receipts.
+        layout: Layout of its model's checkpoints.
+        levels: Levels of evidence that it can serve.
+        columns: What a sample consists of, where steps can be run again.
+    """
+
+    offer: Offer
+    terms: Terms
+    layout: Layout
+    levels: tuple[str, ...]
+    columns: tuple[Column, ...]
+
+
+class Tasks:
+    """The tasks that are offered.
+
+    Args:
+        data: The registry's data folder.
+        file: The operator's file of offers; empty for the usual ones.
+    """
+
+    def __init__(self, data: Path, file: str = "") -> None:
+        self._folder = data / "tasks"
+        self.offers = offers.load(file)
+        self._ready: dict[str, Offered] = {}
+
+    def get(self, name: str) -> Offered:
+        """A task; the first time ever this takes seconds.
+
+        Raises:
+            Problem: There is no such offer.
+            PoloError: The task is offered and cannot be used here; the error says why.
+        """
+        if name in self._ready:
+            return self._ready[name]
+        offer = self.offers.get(name)
+        if offer is None:
+            raise Problem(
+                404,
+                "task.missing",
+                f"{name[:80]!r} is not offered here",
+                advice=f"Offered are {', '.join(sorted(self.offers))}.",
+            )
+        with _building:  # One at a time: each needs the memory of a model.
+            self._ready[name] = _read(offer, self._built(offer))
+        return self._ready[name]
+
+    def _built(self, offer: Offer) -> bytes:
+        path = self._folder / f"{_key(offer)}.json"
+        if path.is_file():
+            return path.read_bytes()
+        built = _build(offer)
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with atomic.replacing(path, mode=0o600) as file:
+            file.write(built)
+        return built
+
+
+def _key(offer: Offer) -> str:
+    """Names the file: the offer, and the versions of everything that decides what comes out."""
+    parts = [offer.key(), __version__.encode()]
+    for entry in importlib.metadata.entry_points(group=GROUP):
+        if entry.name == offer.task:
+            version = entry.dist.version if entry.dist else ""
+            parts.append(f"{entry.value} {version}".encode())
+    return hashlib.sha256(b"\x00".join(parts)).hexdigest()[:32]
+
+
+def _build(offer: Offer) -> bytes:
+    asked = {"task": offer.task, "bits": offer.bits.usual, "options": dict(offer.options)}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "polo.registry.tasks.building"],
+            input=json.dumps(asked).encode(),
+            capture_output=True,
+            timeout=BUILD_SECONDS,
+            check=False,
+            env=environment,
+        )
+    except subprocess.TimeoutExpired as error:
+        message = f"its model was not built within {BUILD_SECONDS} s"
+        raise errors.TaskError(message, place=f"task {offer.task}") from error
+    written = done.stdout.rstrip(b"\n").rpartition(b"\n")[2]
+    if done.returncode not in (0, 1) or not written:
+        last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2][:300]
+        raise errors.TaskError(f"cannot be built: {last}", place=f"task {offer.task}")
+    if done.returncode:
+        raise _error(json.loads(written), offer)
+    return written
+
+
+def _error(told: dict[str, Any], offer: Offer) -> errors.PoloError:
+    """The error that the building process met, as this one raises it."""
+    kind = getattr(errors, told.get("kind", ""), errors.TaskError)
+    error: errors.PoloError = kind(
+        told.get("error", ""), place=f"task {offer.task}", advice=told.get("advice", "")
+    )
+    return error
+
+
+def _read(offer: Offer, data: bytes) -> Offered:
+    found = canonical.parse(data, place=f"task {offer.task}")
+    return Offered(
+        offer,
+        Terms.from_json(found["terms"], "terms"),
+        Layout.from_json(found["layout"], "layout"),
+        tuple(found["levels"]),
+        tuple(Column.from_json(item, "columns") for item in found["columns"]),
+    )

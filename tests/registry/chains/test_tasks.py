@@ -1,0 +1,121 @@
+"""Tasks: what the operator offers, built without torch in the server."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polo.errors import FormatError, PoloError, StoreError, TermsError
+from polo.registry.tasks import offers, service
+from polo.registry.tasks.offers import Bits, Offer
+from polo.registry.tasks.service import Tasks
+
+
+def test_tasks_are_listed(client: Any, live: Any) -> None:
+    listed = client.get("/v1/tasks").json()
+    assert listed["broken"] == {}
+    (digits,) = listed["items"]
+    assert (digits["name"], digits["version"], digits["metric"]) == ("digits", 1, "accuracy")
+    assert digits["layout"] == live.record.terms.layout.hex()
+    assert digits["levels"] == ["chain", "receipts", "uniqueness", "progress", "replay"]
+    assert digits["bits"] == {"usual": 128, "least": 128, "most": 512}
+    assert digits["floor"][0] == 200_000
+    shown = client.get("/v1/tasks/digits").json()
+    assert shown["terms"]["shards"]["most"] == 6
+    assert client.get("/v1/tasks/poker").json()["code"] == "task.missing"
+
+
+def test_a_task_is_built_once(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(_: Any) -> bytes:
+        raise AssertionError("built again")
+
+    monkeypatch.setattr(service, "_build", build)
+    again = Tasks(built, str(built / "tasks.toml"))
+    assert again.get("digits").terms.task.name == "digits"
+
+
+def test_a_task_that_cannot_be_built_says_why(tmp_path: Path) -> None:
+    file = tmp_path / "tasks.toml"
+    file.write_text("[digits]\nbits = 40000\n[nothing]\n")
+    tasks = Tasks(tmp_path, str(file))
+    with pytest.raises(PoloError, match="40000 bits"):
+        tasks.get("digits")
+    with pytest.raises(PoloError, match="unknown here"):
+        tasks.get("nothing")
+
+
+def test_the_server_never_loads_torch(built: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path\n"
+        "import polo.registry.app\n"
+        "assert 'numpy' not in sys.modules, 'numpy'\n"
+        "from polo.registry.tasks.service import Tasks\n"
+        "from polo.registry.enrolments.terms import terms_for\n"
+        "from polo.protocol.log_notes import NoteKey\n"
+        "folder = Path(sys.argv[1])\n"
+        "offered = Tasks(folder, str(folder / 'tasks.toml')).get('digits')\n"
+        "terms_for(offered, origin='a.test', log=NoteKey('a.test', bytes(32)), bits=256)\n"
+        "assert 'torch' not in sys.modules, 'torch'\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(built)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_usual_offers() -> None:
+    assert set(offers.load("")) == {"digits", "lab-cifar"}
+
+
+def test_an_offer_of_everything() -> None:
+    offer = Offer.of(
+        "digits",
+        {
+            "bits": {"usual": 256, "least": 128, "most": 512},
+            "history": "streaming",
+            "checkpoints": 0.25,
+            "fastest": 10,
+            "noise": [0.01, 0.02],
+            "shards": 9,
+        },
+    )
+    assert offer.bits == Bits(256, 128, 512)
+    assert offer.receipts == {"fastest": 10, "checkpoints": 250_000}
+    assert offer.options == {"noise": [0.01, 0.02], "shards": 9}
+    assert Offer.of("digits", {"recipe": {}}).history == "all"
+    assert Offer.of("digits", {"bits": 300}).bits == Bits(300, 300, 300)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"bites": 1},
+        {"bits": "many"},
+        {"bits": {"usual": 5, "least": 8, "most": 9}},
+        {"bits": {"some": 5}},
+        {"shards": -1},
+        {"shards": True},
+        {"checkpoints": 2},
+        {"history": "none"},
+        {"noise": [1]},
+        {"progress": "yes"},
+        {"carrier": [1]},
+        {"scheme": 5},
+        5,
+    ],
+)
+def test_offers_that_are_refused(table: Any) -> None:
+    with pytest.raises(FormatError):
+        Offer.of("digits", table)
+
+
+def test_files_of_offers_that_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(StoreError):
+        offers.load(str(tmp_path / "none"))
+    (tmp_path / "x").write_bytes(b"\xff = ")
+    with pytest.raises(FormatError):
+        offers.load(str(tmp_path / "x"))
+    with pytest.raises(TermsError):
+        Offer.of("digits", {"replays": 0.5})

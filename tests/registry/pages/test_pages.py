@@ -1,0 +1,416 @@
+"""Pages over HTTP: what they show, what they never show, and which forms they refuse."""
+
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+from sqlalchemy import select, update
+from starlette.testclient import TestClient
+
+from polo.registry import schema
+from polo.registry.pages import render
+
+PAGES = {
+    "/": "Latest chains",
+    "/chains": "Chains",
+    "/chains/{growing}": "Terms",
+    "/chains/{closed}": "Verification",
+    "/chains/{empty}": "No checkpoint is committed yet",
+    "/chains/{hostile}": "Challenges",
+    "/verifications/{accepted}": "Accepted",
+    "/verifications/{running}": "reading mark 7 of 12",
+    "/verifications/{waiting}": "Waiting to be verified",
+    "/verifications/{broken}": "broke off",
+    "/verifications/{rejected}": "Rejected",
+    "/log": "polo log audit",
+    "/whose": "safetensors",
+    "/whose/{claimed}": "2 claimants",
+    "/whose/{unclaimed}": "Nobody’s, as far as this registry knows",
+    "/whose/{scanning}": "Scanning",
+    "/whose/{unreadable}": "could not be scanned",
+    "/login": "Token",
+    "/nothing": "There is nothing here",
+}
+PRIVATE = ["/operator"]
+
+
+class Outline(HTMLParser):
+    """Collects what a page is made of."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def named(self, *names: str) -> list[dict[str, str | None]]:
+        return [given for tag, given in self.tags if tag in names]
+
+
+@pytest.mark.parametrize("template", PAGES)
+def test_a_page_is_whole_and_holds_to_its_policy(
+    reader: TestClient, shown: Any, template: str
+) -> None:
+    answer = reader.get(shown.place(template))
+    assert answer.status_code == (404 if template == "/nothing" else 200)
+    assert PAGES[template] in answer.text
+    check_page(answer)
+
+
+def check_page(answer: Any) -> None:
+    policy = answer.headers["content-security-policy"]
+    assert policy == render.POLICY
+    assert "unsafe" not in policy
+    assert answer.headers["cache-control"] == "no-store"
+    outline = Outline(answer.text)
+    assert len(outline.named("h1")) == len(outline.named("main")) == 1
+    assert all("src" in script for script in outline.named("script"))
+    assert not outline.named("style")
+    for _, given in outline.tags:
+        assert not [name for name in given if name.startswith("on") or name == "style"], given
+        for link in (given.get("href"), given.get("src"), given.get("action")):
+            assert link is None or link.startswith(("/", "#", "data:,")), link
+            assert link is None or not link.startswith("//")
+
+
+def test_markup_in_names_comes_out_harmless(operator: TestClient, filled: Any) -> None:
+    for template in (*PAGES, *PRIVATE):
+        page = operator.get(filled.place(template)).text
+        assert "<img" not in page
+        assert "\u202e" not in page
+        assert not [given for _, given in Outline(page).tags if "onerror" in given]
+    page = operator.get(filled.place("/chains/{hostile}")).text
+    assert "&lt;img src=x onerror=alert(1)&gt;" in page
+    assert "\\u202e" in page
+
+
+def test_no_page_shows_a_secret(operator: TestClient, filled: Any, trained: Any) -> None:
+    secrets = [b"\xa7" * 32, b"drawn: secret"]
+    with filled.registry.database.read() as connection:
+        rows = connection.execute(select(schema.commitments.c.opening)).scalars()
+        openings = [opening for opening in rows if opening]
+    for template in (*PAGES, *PRIVATE):
+        page = operator.get(filled.place(template)).text
+        for secret in secrets:
+            assert secret.hex() not in page
+            assert secret.decode("latin-1") not in page
+        assert not [opening for opening in openings if opening in page]
+
+
+def test_a_chain_has_a_row_per_commitment_with_its_figures(
+    reader: TestClient, shown: Any, trained: Any
+) -> None:
+    page = reader.get(shown.place("/chains/{growing}")).text
+    rows = re.findall(r'<tr id="shard-(\d+)"', page)
+    assert rows == [str(number) for number in range(12, -1, -1)]
+    shard = trained.manifest.shards[6]
+    row = page.split('<tr id="shard-7"')[1].split("</tr>")[0]
+    assert f">{shard.matches / 128:.3f}<" in row
+    assert f">{shard.metrics['accuracy'] / 1e6:.3f}<" in row
+    assert f"mark read: {shard.matches} of 128 bits" in row
+    assert "waits" in page.split('<tr id="shard-12"')[1].split("</tr>")[0]
+    assert "whole checkpoint passed" in page.split('<tr id="shard-5"')[1].split("</tr>")[0]
+
+
+def test_charts_say_in_words_what_they_draw(reader: TestClient, shown: Any) -> None:
+    page = reader.get(shown.place("/chains/{growing}")).text
+    charts = re.findall(r'<svg class="polo-chart" viewBox="0 0 312.*?</svg>', page, re.DOTALL)
+    assert len(charts) == 3
+    for at, chart in enumerate(charts):
+        assert f'aria-labelledby="plot-{at}-title plot-{at}-desc"' in chart
+        assert chart.count("<title>shard") == 12
+        assert "12 of 12 shards have a value" in chart
+
+
+def test_a_fragment_is_sent_again_only_when_something_changed(
+    visitor: TestClient, filled: Any
+) -> None:
+    place = filled.place("/chains/{growing}/live")
+    first = visitor.get(place)
+    assert first.status_code == 200
+    assert 'data-more="yes"' in first.text
+    again = visitor.get(place, headers={"If-None-Match": first.headers["etag"]})
+    assert again.status_code == 304
+    assert again.text == ""
+    with filled.registry.database.begin() as connection:
+        own = schema.challenges.c.state == "open"
+        connection.execute(update(schema.challenges).where(own).values(state="passed"))
+    later = visitor.get(place, headers={"If-None-Match": first.headers["etag"]})
+    assert later.status_code == 200
+    assert later.headers["etag"] != first.headers["etag"]
+
+
+def test_what_has_ended_is_not_refreshed(reader: TestClient, shown: Any) -> None:
+    assert "data-source" in reader.get(shown.place("/verifications/{running}")).text
+    ended = reader.get(shown.place("/verifications/{accepted}")).text
+    assert "data-source" not in ended
+    assert "http-equiv" not in ended
+
+
+def test_lists_come_page_by_page(visitor: TestClient, filled: Any) -> None:
+    seen: list[str] = []
+    with filled.registry.database.begin() as connection:
+        row = connection.execute(select(schema.enrolments)).mappings().first()
+        for number in range(60):
+            values = {**row, "id": f"{number:064x}", "issued": 5_000 + number // 3}
+            connection.execute(schema.enrolments.insert().values(values))
+    place = "/chains"
+    while place:
+        page = visitor.get(place).text
+        seen += re.findall(r'href="/chains/([0-9a-f]{64})"', page)
+        more = re.search(r'href="(/chains\?before=[^"]+)" rel="next"', page)
+        place = more[1] if more else ""
+    assert len(seen) == len(set(seen)) == 64
+
+
+@pytest.mark.parametrize(
+    "place", ["/chains?before=x", "/chains/zz", "/chains/zz/live", "/log?before=-1",
+              "/verifications/zz", "/verifications/zz/live", "/static/0/registry.css", "/whose/zz"]
+)  # fmt: skip
+def test_wrong_addresses_are_answered_with_a_page(reader: TestClient, place: str) -> None:
+    answer = reader.get(place)
+    assert answer.status_code == 404
+    assert "<h1>There is nothing here</h1>" in answer.text
+    check_page(answer)
+
+
+def test_programs_get_a_problem_and_people_a_page(reader: TestClient, shown: Any) -> None:
+    asked = {"Accept": "application/json"}
+    answer = reader.get("/chains/zz", headers=asked)
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.json()["code"] == "resource.missing"
+
+
+def test_files_may_be_kept_for_ever(reader: TestClient, shown: Any) -> None:
+    page = reader.get("/").text
+    for place in re.findall(r'"(/static/[^"]+)"', page):
+        answer = reader.get(place)
+        assert answer.status_code == 200
+        assert "immutable" in answer.headers["cache-control"]
+
+
+def test_an_empty_registry_says_how_to_start(client: TestClient) -> None:
+    assert "No chain is enrolled yet" in client.get("/").text
+    assert "The log is empty" in client.get("/log").text
+    assert "no chains" in client.get("/chains").text
+
+
+# The operator's pages.
+
+
+def test_the_operators_page_needs_a_sign_in(reader: TestClient, shown: Any) -> None:
+    answer = reader.get("/operator")
+    assert answer.status_code == 303
+    assert answer.headers["location"] == "/login"
+
+
+def test_a_wrong_token_is_refused_and_not_repeated(visitor: TestClient, signing_in: Any) -> None:
+    answer = signing_in(visitor, "polo_wrong<b>")
+    assert answer.status_code == 401
+    assert "unknown, expired or revoked" in answer.text
+    assert "polo_wrong" not in answer.text
+    assert "polo-session" not in answer.headers.get("set-cookie", "")
+
+
+def test_signing_in_and_out(operator: TestClient, signing_in: Any, word_of: Any) -> None:
+    page = operator.get("/operator")
+    assert page.status_code == 200
+    assert "Open challenges" in page.text
+    check_page(page)
+    out = operator.post("/logout", data={"csrf": word_of(page.text)})
+    assert out.status_code == 303
+    assert operator.get("/operator").status_code == 303
+
+
+def test_the_session_is_for_this_host_alone(visitor: TestClient, signing_in: Any) -> None:
+    from_login = signing_in(visitor, "polo_" + "o" * 40).headers["set-cookie"]
+    assert "HttpOnly" in from_login
+    assert "SameSite=strict" in from_login
+    assert "Path=/" in from_login
+
+
+ACTIONS = [
+    "/logout",
+    "/operator/tokens",
+    "/operator/tokens/books/revoke",
+    "/operator/identities/{identity}/revoke",
+    "/operator/jobs/1/retry",
+    "/operator/enrolments/{closed}/verify",
+]
+
+
+def test_forms_without_their_word_are_refused(
+    operator: TestClient, filled: Any, alice: Any
+) -> None:
+    before = everything(filled)
+    fields = {"name": "n", "role": "operator", "scopes": "read", "days": "1"}
+    for action in ACTIONS:
+        place = action.format(identity=alice.id, **filled.chains)
+        for word in ({}, {"csrf": ""}, {"csrf": "0" * 64}):
+            answer = operator.post(place, data={**fields, **word})
+            assert answer.status_code == 403, place
+            assert "caller.csrf" in answer.text
+    assert everything(filled) == before
+    assert operator.get("/operator").status_code == 200
+
+
+def everything(filled: Any) -> list[Any]:
+    with filled.registry.database.read() as connection:
+        tables = (schema.tokens, schema.identities, schema.jobs, schema.events, schema.sessions)
+        return [connection.execute(select(table)).all() for table in tables]
+
+
+@pytest.mark.parametrize("place", ["/login", "/whose"])
+def test_forms_of_guests_need_their_word_and_their_cookie(
+    visitor: TestClient, filled: Any, place: str, word_of: Any
+) -> None:
+    def send(word: str, **headers: str) -> int:
+        if place == "/login":
+            fields = {"csrf": word, "token": "polo_" + "o" * 40}
+            return int(visitor.post(place, data=fields, headers=headers).status_code)
+        files = {"csrf": (None, word), "model": ("m.safetensors", b"x" * 100_000)}
+        return int(visitor.post(place, files=files, headers=headers).status_code)
+
+    assert send("") == 403
+    word = word_of(visitor.get(place).text)
+    assert send(word[::-1]) == 403
+    assert send(word, Origin="https://evil.example") == 403
+    assert send(word, **{"Sec-Fetch-Site": "cross-site"}) == 403
+    visitor.cookies.clear()
+    assert send(word) == 403
+    with filled.registry.database.read() as connection:
+        assert len(connection.execute(select(schema.scans)).all()) == 4
+        assert connection.execute(select(schema.sessions)).all() == []
+    assert list((filled.registry.settings.data / "found").glob("*")) == []
+
+
+def test_a_token_is_shown_once(operator: TestClient, filled: Any, word_of: Any) -> None:
+    word = word_of(operator.get("/operator").text)
+    fields = {"csrf": word, "name": "a <b>script</b>", "role": "auditor", "scopes": "read"}
+    page = operator.post("/operator/tokens", data={**fields, "days": "7"})
+    token = re.search(r">(polo_[\w-]{40,})<", page.text)[1]  # type: ignore[index]
+    assert "a &lt;b&gt;script&lt;/b&gt;" in page.text
+    assert token not in operator.get("/operator").text
+    assert operator.post("/operator/tokens", data={**fields, "days": "0"}).status_code == 422
+
+
+def test_auditors_look_and_do_not_act(
+    visitor: TestClient, filled: Any, signing_in: Any, word_of: Any
+) -> None:
+    signing_in(visitor, "polo_" + "a" * 40)
+    page = visitor.get("/operator").text
+    assert "Events" in page
+    assert "Make a token" not in page
+    assert "Revoke" not in page
+    answer = visitor.post("/operator/tokens/first/revoke", data={"csrf": word_of(page)})
+    assert answer.status_code == 403
+    assert "This is not for you" in answer.text
+
+
+def test_revoking_a_token_ends_its_sessions(
+    operator: TestClient, filled: Any, word_of: Any
+) -> None:
+    word = word_of(operator.get("/operator").text)
+    answer = operator.post("/operator/tokens/first/revoke", data={"csrf": word})
+    assert answer.status_code == 303
+    assert operator.get("/operator").status_code == 303
+
+
+def test_revoking_an_identity(operator: TestClient, filled: Any, alice: Any, word_of: Any) -> None:
+    word = word_of(operator.get("/operator").text)
+    answer = operator.post(f"/operator/identities/{alice.id}/revoke", data={"csrf": word})
+    page = operator.get(answer.headers["location"]).text
+    assert "The identity was revoked." in page
+    with filled.registry.database.read() as connection:
+        own = select(schema.identities.c.revoked).where(schema.identities.c.id == alice.id)
+        assert connection.execute(own).scalar() is not None
+
+
+# Whose model is this?
+
+
+def upload(client: TestClient, word: str, *parts: tuple[str, Any]) -> Any:
+    return client.post("/whose", files=[("csrf", (None, word)), *parts])
+
+
+def test_a_file_is_taken_and_scanned(
+    visitor: TestClient, filled: Any, trained: Any, word_of: Any
+) -> None:
+    from polo.registry.objects import key_of
+
+    word = word_of(visitor.get("/whose").text)
+    answer = upload(visitor, word, ("model", ("found.safetensors", trained.model)))
+    assert answer.status_code == 303, answer.text
+    page = visitor.get(answer.headers["location"])
+    assert "Waiting to be scanned" in page.text
+    check_page(page)
+    with filled.registry.database.read() as connection:
+        own = schema.scans.c.id == answer.headers["location"].removeprefix("/whose/")
+        row = connection.execute(select(schema.scans).where(own)).one()
+    assert row.asked.startswith("visitor ")
+    assert filled.registry.objects.get(key_of(row.sha256)) == trained.model
+    assert list((filled.registry.settings.data / "found").glob("*")) == []
+
+
+@pytest.mark.parametrize(
+    ("parts", "status"),
+    [
+        ([], 400),
+        ([("model", ("empty.safetensors", b""))], 400),
+        ([("model", ("a", b"x")), ("model", ("b", b"x"))], 400),
+        ([("note", (None, "x" * 5000)), ("model", ("a", b"x"))], 400),
+        ([("n", (None, "x"))] * 9 + [("model", ("a", b"x"))], 400),
+        ([("model", ("large", b"x" * 300_000))], 413),
+    ],
+)
+def test_broken_and_oversized_forms_leave_nothing(
+    reader: TestClient, shown: Any, word_of: Any, monkeypatch: Any, parts: Any, status: int
+) -> None:
+    from polo.registry.pages import whose
+
+    monkeypatch.setattr(whose, "MOST", 200_000)
+    word = word_of(reader.get("/whose").text)
+    answer = upload(reader, word, *parts)
+    assert answer.status_code == status
+    check_page(answer)
+    assert list((shown.registry.settings.data / "found").glob("*")) == []
+
+
+def test_a_form_that_ends_early_leaves_nothing(
+    reader: TestClient, shown: Any, word_of: Any
+) -> None:
+    word = word_of(reader.get("/whose").text)
+    fields = f'--b\r\nContent-Disposition: form-data; name="csrf"\r\n\r\n{word}\r\n--b\r\n'
+    for cut in ("", 'Content-Disposition: form-data; name="model"; filename="m"\r\n\r\nxxx'):
+        kind = {"Content-Type": "multipart/form-data; boundary=b"}
+        answer = reader.post("/whose", content=(fields + cut).encode(), headers=kind)
+        assert answer.status_code == 400
+    assert list((shown.registry.settings.data / "found").glob("*")) == []
+
+
+def test_a_chains_own_scan_has_no_page(visitor: TestClient, filled: Any) -> None:
+    with filled.registry.database.begin() as connection:
+        chain = filled.chains["closed"]
+        connection.execute(update(schema.scans).values(enrolment=chain))
+    assert visitor.get(filled.place("/whose/{claimed}")).status_code == 404
+
+
+def test_every_page_over_both_databases(operator: TestClient, filled: Any) -> None:
+    for template, words in {**PAGES, "/operator": "Events"}.items():
+        assert words in operator.get(filled.place(template)).text, template
+
+
+def test_the_commands_to_paste_exist() -> None:
+    import polo.cli
+    from polo.registry.pages import start
+
+    commands = start.commands("https://polo.example")
+    lines = " ".join([*commands.enrol, "&&"]).replace("\\ ", "").split("polo ")
+    pasted = [*("polo " + line for line in lines[1:]), *commands.submit, *commands.audit]
+    for line in pasted:
+        words = line.replace("&&", "").split()
+        if words[0] == "polo":
+            polo.cli.app.parse_args(words[1:], exit_on_error=False, print_error=False)

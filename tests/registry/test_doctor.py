@@ -1,0 +1,165 @@
+"""The doctor finds what is wrong, says what to do, and changes nothing."""
+
+import hashlib
+import json
+from dataclasses import replace
+
+import live_chain
+import pytest
+from sqlalchemy import insert, update
+
+from polo.cli import run
+from polo.registry.objects import key_of
+from polo.registry.operations.doctor import BAD, OK, WARNING, examine
+from polo.registry.schema import commitments, enrolments, jobs, log_heads, log_leaves, objects
+
+
+@pytest.fixture
+def chain(registry, client):
+    made = live_chain.enrol(registry, live_chain.identity(1))
+    made.clock = registry.clock
+    for _ in range(5):
+        made.commit(client)
+    return made
+
+
+def found(registry, *, everything=True):
+    return list(examine(registry.settings, everything=everything, clock=registry.clock))
+
+
+def wrong(registry, **options):
+    return [line for line in found(registry, **options) if line.state == BAD]
+
+
+@pytest.mark.parametrize("everything", [False, True])
+def test_a_healthy_registry_has_nothing(registry, chain, everything):
+    lines = found(registry, everything=everything)
+    # The test's clock stands still, years from the database's.
+    assert {line.state for line in lines if line.about != "clock"} == {OK}
+    assert {"folder", "disk", "data key", "database", "keys", "log", "files", "jobs"} <= {
+        line.about for line in lines
+    }
+
+
+def test_others_who_may_look(registry):
+    registry.settings.data.chmod(0o755)
+    (registry.settings.data / "data.key").chmod(0o640)
+    lines = wrong(registry)
+    assert [line.about for line in lines] == ["folder", "data key"]
+    assert all("chmod" in line.advice for line in lines)
+
+
+def test_another_key(registry, chain):
+    (registry.settings.data / "data.key").write_bytes(bytes(32))
+    (line,) = wrong(registry)
+    assert (line.about, "data.key" in line.advice) == ("keys", True)
+
+
+def test_a_secret_that_was_moved(registry, client, chain):
+    other = live_chain.enrol(registry, live_chain.identity(2))
+    with registry.database.begin() as connection:
+        sealed = (
+            connection.execute(enrolments.select().where(enrolments.c.id == chain.id)).one().secret
+        )
+        change = update(enrolments).where(enrolments.c.id == other.id).values(secret=sealed)
+        connection.execute(change)
+    (line,) = wrong(registry)
+    assert line.about == "keys"
+    assert other.id in line.found
+
+
+@pytest.mark.parametrize("everything", [False, True])
+@pytest.mark.parametrize("what", ["leaf", "hash", "root", "head", "receipt", "record"])
+def test_a_log_that_does_not_hold(registry, chain, what, everything):
+    changed = chain.entry(2, steps=7).to_bytes()
+    change = {
+        "leaf": update(log_leaves).where(log_leaves.c.index == 2).values(entry=changed),
+        "hash": update(log_leaves).where(log_leaves.c.index == 2).values(hash=bytes(32)),
+        "root": update(log_heads).where(log_heads.c.size == 5).values(root=bytes(32)),
+        "head": update(log_heads)
+        .where(log_heads.c.size == 5)
+        .values(note="x\n5\n\n— x AAAAAAA=\n"),
+        "receipt": update(commitments)
+        .where(commitments.c.index == 1)
+        .values(receipt=chain.receipts[0]),
+        "record": update(commitments).where(commitments.c.index == 1).values(record=changed),
+    }[what]
+    with registry.database.begin() as connection:
+        connection.execute(change)
+    lines = wrong(registry, everything=everything)
+    assert lines
+    assert {line.about for line in lines} == {"log"}
+
+
+def test_files_that_are_gone_or_damaged(registry, chain):
+    digests = []
+    for data in (b"one", b"two", b"three"):
+        digests.append(hashlib.sha256(data).hexdigest())
+        registry.objects.put(key_of(digests[-1]), data)
+        row = {"sha256": digests[-1], "enrolment": chain.id, "kind": "opening", "size": len(data)}
+        with registry.database.begin() as connection:
+            connection.execute(insert(objects).values(**row, made=1))
+    folder = registry.settings.data / "objects"
+    (folder / key_of(digests[0])).unlink()
+    (folder / key_of(digests[1])).write_bytes(b"tw")
+    (folder / key_of(digests[2])).write_bytes(b"throe")
+    assert {line.found.split("…")[1] for line in wrong(registry)} == {
+        " is not there",
+        " has 2 bytes instead of 3",
+        " the stored bytes are not those that were put there",
+    }
+    assert len(wrong(registry, everything=False)) == 2
+
+
+def test_stuck_work(registry):
+    now = registry.clock()
+    states = [("broken", 0, None), ("waiting", now - 1000, None), ("running", 0, now - 1000)]
+    with registry.database.begin() as connection:
+        for state, due, held in [*states, ("waiting", now, None), ("running", 0, now)]:
+            values = {"state": state, "due": due, "held_until": held, "tries": 1}
+            subject = f"{state} {due} {held}"
+            connection.execute(
+                insert(jobs).values(kind="verify", subject=subject, queue="cpu", **values)
+            )
+    lines = [line for line in found(registry) if line.about == "jobs"]
+    assert [line.state for line in lines] == [WARNING] * 3
+    assert all(line.found.startswith("1 verify") and line.advice for line in lines)
+
+
+def test_a_clock_that_is_behind(registry, chain, clock):
+    clock.advance(-3600)
+    assert [line.about for line in wrong(registry)] == ["clock"]
+
+
+def test_a_database_that_is_away_or_old(registry, tmp_path):
+    nowhere = replace(registry.settings, database="postgresql://nobody@127.0.0.1:1/none")
+    lines = [line for line in examine(nowhere) if line.state == BAD]
+    assert [line.about for line in lines] == ["database"]
+    empty = replace(registry.settings, database=f"sqlite:///{tmp_path / 'other.sqlite'}")
+    (line,) = [line for line in examine(empty) if line.state == BAD]
+    assert "migrate" in line.advice
+
+
+def test_plain_http_for_everybody(registry):
+    open_ = replace(registry.settings, host="0.0.0.0")
+    assert [line.about for line in examine(open_) if line.state == WARNING][:1] == ["network"]
+
+
+def test_the_command(registry, chain, capsys, tmp_path):
+    place = ["--data", str(registry.settings.data), "--database", registry.settings.database]
+    place += ["--set", "origin=registry.test/log"]
+    out = tmp_path / "backup.tar"
+    assert run(["registry", "backup", str(out), *place]) == 0
+    assert "5 entries of the log" in capsys.readouterr().out
+    assert run(["registry", "restore", str(out), *place]) == 2
+    assert "a registry already" in capsys.readouterr().err
+    there = ["--data", str(tmp_path / "there"), "--set", "origin=registry.test/log"]
+    assert run(["registry", "restore", str(out), *there]) == 0
+    capsys.readouterr()
+    # The test's clock is ahead of the real one, which the doctor must see.
+    assert run(["registry", "doctor", "--all", "--json", *there]) == 1
+    lines = json.loads(capsys.readouterr().out)
+    assert [line["about"] for line in lines if line["state"] == "bad"] == ["clock"]
+    assert run(["registry", "doctor", "--data", str(tmp_path / "nowhere")]) == 1
+    assert "what to do:" in capsys.readouterr().out
+    assert not (tmp_path / "nowhere").exists()
