@@ -3,7 +3,7 @@
 import hashlib
 import secrets
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import insert
@@ -55,12 +55,23 @@ class Prover:
         """Some root for each shard."""
         return hashlib.sha256(self.record.digest + number.to_bytes(4, "big")).digest()
 
-    def entry(self, number: int) -> Entry:
-        """The signed entry of a shard, or of the start."""
+    def entry(
+        self, number: int, *, previous: bytes = b"", root: bytes = b"", opening: bytes = b""
+    ) -> Entry:
+        """The signed entry of a shard, or of the start.
+
+        Args:
+            number: Number of the shard; 0 for the start.
+            previous: Root before, where it is a real one.
+            root: Root of the shard, where it is a real one.
+            opening: The file of its opening, where there is one.
+        """
         start = None if number else Start(self.root(0), bytes(32), None)
         shard = self._shard(number) if number else None
-        opening = self.root(-number % 2**31) if number else None
-        return signing.sign(Entry(self.record.digest, start, shard, opening), self.key)
+        if shard and root:
+            shard = replace(shard, previous=previous, root=root)
+        digest = hashlib.sha256(opening).digest() if number else None
+        return signing.sign(Entry(self.record.digest, start, shard, digest), self.key)
 
     def _shard(self, number: int) -> Shard:
         return Shard(
@@ -79,17 +90,17 @@ class Prover:
         )
 
 
-def terms_of(registry: Registry) -> Terms:
+def terms_of(registry: Registry, history: str = "any") -> Terms:
     """Terms of a small model, at this registry."""
     origin = registry.settings.origin
     with registry.database.read() as connection:
         log = NoteKey(origin, registry.vault.log_key(connection).public_key)
-    return make_terms(LAYOUT, bits=256, shards=9000, receipts=Rules(origin, log))
+    return make_terms(LAYOUT, bits=256, shards=9000, receipts=Rules(origin, log), history=history)
 
 
-def enrol(registry: Registry, count: int) -> list[Prover]:
+def enrol(registry: Registry, count: int, history: str = "any") -> list[Prover]:
     """So many provers, each with an open enrolment."""
-    terms, now = terms_of(registry), registry.clock()
+    terms, now = terms_of(registry, history), registry.clock()
     layout = LAYOUT.to_bytes()
     people, chains, made = [], [], []
     with registry.database.begin() as connection:

@@ -1,11 +1,14 @@
 """`python -m benchmarks.provers`: many provers at once, in a process of their own.
 
-Reads a JSON object from standard input: `address`, `port`, `origin`, `seconds`, and `provers`, each
-with its private key, enrolment, and first shard. Every prover has one connection, signs each entry
-and each request as it goes, and waits for the receipt before it goes on. Writes the latencies.
+Reads a JSON object from standard input: `address`, `port`, `origin`, `seconds`, `openings`, and
+`provers`, each with its private key, enrolment, and first shard. Every prover has one connection,
+signs each entry and each request as it goes, and waits for the receipt before it goes on; with
+openings it makes a checkpoint that carries the mark, and uploads its opening first. Writes how long
+each commitment took.
 """
 
 import asyncio
+import hashlib
 import json
 import secrets
 import sys
@@ -17,54 +20,107 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from benchmarks.chains import Prover
 from polo.keys import Identity
 from polo.protocol import requests
-from polo.protocol.records import Enrolment
+from polo.protocol.records import Enrolment, Nonce
 
 
-async def prove(prover: Prover, asked: dict[str, Any], first: int, until: float) -> list[float]:
-    """Commit one shard after the other; seconds that each took from signing to receipt."""
-    reader, writer = await asyncio.open_connection(asked["address"], asked["port"])
-    path = f"/v1/enrolments/{prover.id}/commitments"
-    head = f"POST {path} HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
-    took, number = [], first
-    while time.monotonic() < until:
-        began = time.monotonic()
-        body = prover.entry(number).to_bytes()
+class Connection:
+    """One prover's connection."""
+
+    def __init__(self, prover: Prover, asked: dict[str, Any]) -> None:
+        self.prover, self.asked = prover, asked
+
+    async def open(self) -> None:
+        """Connect."""
+        self._in, self._out = await asyncio.open_connection(
+            self.asked["address"], self.asked["port"]
+        )
+
+    async def send(self, method: str, path: str, body: bytes, *more: str) -> bytes:
+        """Send a signed request; the answer's body."""
         signed = requests.sign(
-            prover.key, "POST", asked["origin"], path, body,
+            self.prover.key, method, self.asked["origin"], path, body,
             time=int(time.time()), nonce=secrets.token_bytes(16),
         )  # fmt: skip
-        lines = f"{head}Authorization: {signed}\r\nContent-Length: {len(body)}\r\n\r\n"
-        writer.write(lines.encode() + body)
-        answer = await reader.readuntil(b"\r\n\r\n")
-        length = next(
-            int(line[16:])
-            for line in answer.lower().split(b"\r\n")
-            if line.startswith(b"content-l")
-        )
-        content = await reader.readexactly(length)
-        if not answer.startswith(b"HTTP/1.1 200") or b'"receipt":{' not in content:
+        head = [f"{method} {path} HTTP/1.1", "Host: bench", "Content-Type: application/json"]
+        head += [f"Authorization: {signed}", f"Content-Length: {len(body)}", *more, "", ""]
+        self._out.write("\r\n".join(head).encode() + body)
+        answer = await self._in.readuntil(b"\r\n\r\n")
+        lines = answer.lower().split(b"\r\n")
+        length = next(int(line[15:]) for line in lines if line.startswith(b"content-length:"))
+        content = await self._in.readexactly(length)
+        if not answer.startswith(b"HTTP/1.1 2"):
             raise RuntimeError(f"{answer[:40]!r} {content[:300]!r}")
+        return content
+
+    def close(self) -> None:
+        """Hang up."""
+        self._out.close()
+
+
+async def bare(connection: Connection, first: int, until: float) -> list[float]:
+    """Commit one shard after the other; seconds that each took from signing to receipt."""
+    prover, took, number = connection.prover, [], first
+    path = f"/v1/enrolments/{prover.id}/commitments"
+    while time.monotonic() < until:
+        began = time.monotonic()
+        content = await connection.send("POST", path, prover.entry(number).to_bytes())
+        if b'"receipt":{' not in content:
+            raise RuntimeError(repr(content[:300]))
         took.append(time.monotonic() - began)
         number += 1
-    writer.close()
     return took
+
+
+async def opened(connection: Connection, until: float) -> list[float]:
+    """The same, from the start on, with the openings of real marks; uploads are timed along."""
+    from benchmarks.opened import marked
+
+    prover, took = connection.prover, []
+    path = f"/v1/enrolments/{prover.id}/commitments"
+    entry, number = prover.entry(0), 0
+    answer = json.loads(await connection.send("POST", path, entry.to_bytes()))
+    while time.monotonic() < until:
+        number += 1
+        root, file = marked(prover, Nonce.from_json(answer["nonce"], "nonce"), entry.root)
+        entry = prover.entry(number, previous=entry.root, root=root, opening=file)
+        began = time.monotonic()
+        await _upload(connection, number, file)
+        answer = json.loads(await connection.send("POST", path, entry.to_bytes()))
+        took.append(time.monotonic() - began)
+    return took
+
+
+async def _upload(connection: Connection, number: int, file: bytes) -> None:
+    about = {
+        "enrolment": connection.prover.id,
+        "kind": "opening",
+        "shard": number,
+        "size": len(file),
+        "sha256": hashlib.sha256(file).hexdigest(),
+    }
+    begun = json.loads(await connection.send("POST", "/v1/uploads", json.dumps(about).encode()))
+    await connection.send("PATCH", f"/v1/uploads/{begun['id']}", file, "Upload-Offset: 0")
 
 
 async def run(asked: dict[str, Any]) -> dict[str, Any]:
     """All provers at once."""
-    provers = []
+    working = []
     for item in asked["provers"]:
         key = Ed25519PrivateKey.from_private_bytes(bytes.fromhex(item["key"]))
         record = Enrolment.from_json(item["enrolment"], "enrolment")
-        provers.append((Prover(Identity(key), record), item["first"]))
+        connection = Connection(Prover(Identity(key), record), asked)
+        await connection.open()
+        working.append((connection, item["first"]))
     began, cpu = time.monotonic(), time.process_time()
     until = began + asked["seconds"]
-    found = await asyncio.gather(*(prove(who, asked, first, until) for who, first in provers))
-    return {
-        "seconds": time.monotonic() - began,
-        "cpu": time.process_time() - cpu,
-        "took": [list(item) for item in found],
-    }
+    if asked["openings"]:
+        found = await asyncio.gather(*(opened(each, until) for each, _ in working))
+    else:
+        found = await asyncio.gather(*(bare(each, first, until) for each, first in working))
+    for each, _ in working:
+        each.close()
+    spent = {"seconds": time.monotonic() - began, "cpu": time.process_time() - cpu}
+    return {**spent, "took": found}
 
 
 if __name__ == "__main__":

@@ -70,6 +70,8 @@ def _load(kind: str, folder: Path, quick: bool) -> Iterator[Figure]:
                 for _ in range(rounds):
                     single.append(_single_rows(registry, seconds / 3))
                     found.append(_round(settings, server, provers, shards, seconds))
+                streamed = chains.enrol(registry, CLIENTS, "streaming")
+                opened = _round(settings, server, streamed, [0] * CLIENTS, seconds, openings=True)
         finally:
             registry.close()
     details = {
@@ -89,6 +91,13 @@ def _load(kind: str, folder: Path, quick: bool) -> Iterator[Figure]:
     )
     slowest = [item.p99 * 1e3 for item in found]
     yield amount_of(f"{kind}: p99 of a commitment", "ms", slowest, target=_SLOWEST)
+    yield amount_of(
+        f"{kind}: commitments with openings",
+        "1/s",
+        [opened.rate],
+        note="each made with its mark, uploaded, and the mark read by the registry; one round",
+        details={"p50_ms": round(opened.p50 * 1e3, 1), "p99_ms": round(opened.p99 * 1e3, 1)},
+    )
 
 
 @contextmanager
@@ -138,6 +147,8 @@ def _round(
     provers: list[chains.Prover],
     shards: list[int],
     seconds: float,
+    *,
+    openings: bool = False,
 ) -> Loaded:
     """Load for some seconds; `shards` says how far each prover is, and is moved on."""
     asked = {
@@ -145,6 +156,7 @@ def _round(
         "port": settings.port,
         "origin": settings.origin,
         "seconds": seconds,
+        "openings": openings,
         "provers": [
             {"key": prover.private, "enrolment": prover.record.to_json(), "first": first}
             for prover, first in zip(provers, shards, strict=True)

@@ -44,6 +44,18 @@ COMMANDS = (
     "log",
     "log audit",
     "log collect",
+    "submit",
+    "status",
+    "registry",
+    "registry serve",
+    "registry migrate",
+    "registry token",
+    "registry keys",
+    "registry keys rotate",
+    "registry worker",
+    "registry backup",
+    "registry restore",
+    "registry doctor",
 )
 COMMANDS_HEAD = """# Commands
 
@@ -56,6 +68,7 @@ lies (`log audit`); 2 could not decide, could not be done, or not understood.
 | `POLO_TRUST` | folder of the issuers you trust, instead of `~/.config/polo/trust` |
 | `POLO_PASSPHRASE` | passphrase of a private key, instead of being asked |
 | `POLO_DEBUG` | show where an unexpected error happened |
+| `POLO_REGISTRY`, `_` and a name | that setting of a registry: docs/operate.md |
 | `POLO_DATA` | folder that holds `cifar-10-batches-bin`, for the laboratory's largest task |
 """
 

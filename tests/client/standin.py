@@ -19,6 +19,7 @@ from polo.protocol import log_tree, nonces, requests, signing
 from polo.protocol.entries import Entry, leaf_hash, live_nonce
 from polo.protocol.log_notes import Checkpoint, NoteKey, sign_checkpoint
 from polo.protocol.records import Enrolment, Manifest, Receipt
+from polo.protocol.uniqueness import Uniqueness
 
 ORIGIN = "registry.test/log"
 
@@ -50,6 +51,7 @@ class StandIn:
         self.enrolments: dict[str, Enrolment] = {}
         self.chains: dict[str, list[bytes]] = {}
         self.manifests: dict[str, bytes] = {}
+        self.scanned = ""
         self.entries: list[bytes] = []
         self.uploads: dict[str, dict[str, Any]] = {}
         self.answered: set[str] = set()
@@ -158,6 +160,8 @@ class StandIn:
             raise Refusal(401, "caller.unknown-key", "no such identity")
         if where[0] == "uploads":
             return 200, self._upload(request, where[1:], body), {}
+        if where[0] == "scans":
+            return 200, self._scan(where[1:], body), {}
         if where[0] == "challenges":
             return 200, self._challenge(request.command, where[1], body), {}
         return self._enrolment(request, where[1:], body, key)
@@ -270,6 +274,8 @@ class StandIn:
         }
 
     def _consistency(self, old: int, new: int) -> dict[str, Any]:
+        if new > len(self.entries):
+            raise Refusal(404, "log.missing", "not so many")
         lookup = _lookup([leaf_hash(item) for item in self.entries])
         return {"path": [item.hex() for item in log_tree.consistency(old, new, lookup)]}
 
@@ -288,6 +294,18 @@ class StandIn:
                 raise Refusal(409, "upload.offset", "elsewhere")
             item["data"] += body
         return {"id": where[0], "received": len(item["data"])}
+
+    def _scan(self, where: list[str], body: bytes) -> dict[str, Any]:
+        """Looks nowhere, and says that there is nobody else in the last checkpoint."""
+        if not where:
+            self.scanned = json.loads(body)["enrolment"]
+            return {"id": "scan", "state": "waiting"}
+        last = Entry.from_bytes(self.chains[self.scanned][-1], "entry")
+        held = [item for item in self.uploads.values() if item["kind"] == "checkpoint"]
+        assert held[-1]["shard"] == last.number
+        size, root = len(self.entries), bytes(32) if self.lie == "statement" else last.root
+        said = Uniqueness(last.enrolment, root, ORIGIN, size, 1, 0, 1_800_000_000, ())
+        return {"state": "done", "statement": signing.sign(said, self.issuer).to_json()}
 
     def _challenge(self, method: str, name: str, body: bytes) -> dict[str, Any]:
         if method == "POST":

@@ -66,6 +66,14 @@ def test_submit_brings_the_last_receipt_and_closes(
     assert manifest_of(cut_off) == manifest
 
 
+def test_submit_knows_the_log_from_the_proof(
+    cut_off: Path, registry: Any, key: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    registry.entries[0] = b"another history"
+    assert run(["submit", str(cut_off), "--key", str(key), "--no-verify"]) == 2
+    assert "the log was forked" in capsys.readouterr().err
+
+
 def test_submit_closes_an_unfinished_run_only_if_told_to(
     registry: Any, enrolled: Enrol, train: Train, key: Path, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

@@ -13,6 +13,7 @@ import polo
 from polo.client.enrolled import LiveEnrolment
 from polo.errors import DistrustError, OutageError, RegistryError, TermsError
 from polo.prover.receiving import ReceiptWarning
+from polo.storage import writer
 from polo.storage.folder import ProofFolder, receipts_path, state_path_of
 from polo.verifier import Outcome
 
@@ -138,20 +139,22 @@ def test_a_busy_registry_is_asked_again(registry: Any, enrolled: Enrol, train: T
 
 
 def test_streaming_keeps_two_checkpoints_and_answers_challenges(
-    registry: Any, enrolled: Enrol, train: Train, task: Any, tmp_path: Path
-) -> None:
+    registry: Any, enrolled: Enrol, train: Train, task: Any, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     registry.asks = {2, 3}
-    most = 0
+    counted: list[int] = []
 
-    def each(epoch: int, prover: polo.Prover) -> None:
-        nonlocal most
-        most = max(most, len(list((tmp_path / "proof" / "checkpoints").iterdir())))
+    def count(*arguments: Any) -> None:
+        written(*arguments)
+        # Whatever is there when a checkpoint was just written: the moment with the most.
+        counted.append(len(list((tmp_path / "proof" / "checkpoints").iterdir())))
 
-    proof = train(
-        enrolled(history="streaming"), epochs=5, each=each, retention="streaming", on_outage="wait"
-    )
+    written = writer.write_checkpoint
+    monkeypatch.setattr(writer, "write_checkpoint", count)
+    proof = train(enrolled(history="streaming"), epochs=5, retention="streaming", on_outage="wait")
     assert proof.shards == 5
-    assert most <= 2
+    assert counted == [1, 2, 2, 2, 2, 2]
     assert [path.name for path in (proof.path / "checkpoints").iterdir()] == ["000005.safetensors"]
     kinds = [item["kind"] for item in registry.uploads.values()]
     assert kinds.count("opening") == 5
@@ -219,6 +222,15 @@ def test_a_fork_between_two_runs_is_found_out(registry: Any, enrolled: Enrol, tr
     assert found.value.code in ("registry.forked-log", "registry.wrong-inclusion")
 
 
+def test_a_log_that_lost_entries_is_found_out(registry: Any, enrolled: Enrol, train: Train) -> None:
+    enrolment = enrolled()
+    train(enrolment, epochs=2, finish=False).close()
+    del registry.entries[1:]
+    with pytest.raises(DistrustError, match="has lost some") as found:
+        train(enrolment.folder, epochs=4, on_outage="wait")
+    assert found.value.code == "registry.forked-log"
+
+
 def test_a_refusal_is_raised_in_the_training_loop(
     registry: Any, enrolled: Enrol, train: Train
 ) -> None:
@@ -251,3 +263,56 @@ def test_the_receipt_that_a_kill_lost_is_the_same_again(
     train(enrolment, epochs=2, finish=False).close()
     assert ProofFolder(path).manifest() == before
     assert len(registry.entries) == 3
+
+
+def test_under_replay_training_waits_whatever_was_chosen(
+    registry: Any, enrolled: Enrol, task: Any, alice: polo.Identity, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The order of samples comes with the nonce."""
+    monkeypatch.setattr("polo.prover.receiving.GRACE", 0.2)
+    source = polo.DataSource(task.train_columns(), secret=bytes(32))
+    recipe = polo.Recipe(samples=256, batch=32, every=4)
+    enrolment = enrolled(replay=recipe, data=source.root, start="derived", strength=0.05)
+    model = task.build_model()
+    polo.draw_start(model, enrolment.folder)
+    prover = polo.Prover(enrolment.folder, key=alice, store=tmp_path / "proof", data=source)
+    optimizer = prover.recipe.optimizer(model)
+
+    def epoch() -> None:
+        for numbers in prover.sampler:
+            task.train_step(model, optimizer, source.batch(numbers))
+        prover.end_epoch()
+
+    with prover.attach(model, optimizer, evaluate=lambda: task.evaluate(model)):
+        epoch()
+        registry.stop()
+        threading.Timer(1.0, registry.start).start()
+        with pytest.warns(polo.ReceiptWarning, match="the order of samples comes from it"):
+            epoch()
+        assert prover.shards == 2
+        assert not prover._receiving.open
+        epoch()
+    proof = prover.finish()
+    assert proof.shards == 3
+    assert [shard.receipt.shard for shard in proof.manifest.shards] == [1, 2, 3]
+
+
+def test_the_statement_on_other_chains_becomes_part_of_the_proof(
+    registry: Any, enrolled: Enrol, train: Train, task: Any
+) -> None:
+    proof = train(enrolled(uniqueness=True), epochs=2)
+    assert "evidence/uniqueness/000002.json" in {file.path for file in proof.manifest.files}
+    name = proof.manifest.enrolment.digest.hex()
+    assert registry.manifests[name] == proof.manifest.to_bytes()
+    accepted(proof.path, registry, task)
+
+
+def test_a_statement_on_other_weights_is_refused(
+    registry: Any, enrolled: Enrol, train: Train
+) -> None:
+    registry.lie = "statement"
+    with pytest.raises(DistrustError, match="not about this proof's last shard") as found:
+        train(enrolled(uniqueness=True), epochs=1)
+    assert found.value.code == "registry.wrong-statement"
+    assert not registry.manifests

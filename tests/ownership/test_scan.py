@@ -12,7 +12,7 @@ import torch
 from scipy import stats
 from torch import nn
 
-from polo.errors import CapacityError, PoloError
+from polo.errors import PoloError
 from polo.ownership import Finding, scan
 from polo.ownership.claimant import DerivedMark
 from polo.ownership.looking import SEED, STAGES, Looker
@@ -217,7 +217,7 @@ def test_chains_of_other_layouts_are_looked_for_as_far_as_the_model_has_their_te
 ) -> None:
     state = random_state(7)
     model = kit.save(state, tmp_path / "found.safetensors")
-    elsewhere = {f"other.{name}.kernel": value for name, value in state.items()}
+    elsewhere = {f"other.{name}.kernel": value[:, :64] for name, value in state.items()}
     longer = {f"model.{name}": value for name, value in state.items()}
     lots = [
         Lot(kind_of(state, terms_of("ednn")), strangers(3)),
@@ -226,6 +226,31 @@ def test_chains_of_other_layouts_are_looked_for_as_far_as_the_model_has_their_te
     ]
     result = scan.scan(model, lots)
     assert (result.chains, result.absent, result.standing) == (15, 5, ())
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_renamed_tensors_are_found_by_shape_and_order(
+    turned: bool, kit: Any, tmp_path: Path
+) -> None:
+    state = {f"{at}.weight": value for at, value in enumerate(random_state(16).values(), start=8)}
+    state["head"] = random_state(17, rows=64)["0.weight"]
+    kind = kind_of(state, terms_of("signed"))
+    chains = strangers(100, marks=4)
+    press_signed(state, kind, chains[50])
+    renamed = {f"m.{n.replace('.weight', '.k')}": v for n, v in state.items()} | {
+        "more": np.zeros((7, 7), np.float32)
+    }
+    if turned:
+        renamed = {name: np.ascontiguousarray(value.T) for name, value in renamed.items()}
+    model = kit.save(renamed, tmp_path / "found.safetensors")
+    (claim,) = scan.scan(model, [Lot(kind, chains)]).standing
+    assert (claim.proof, claim.coverage) == ("stranger 50", 1.0)
+    # Where more tensors have the shape than the chain has, nobody can tell which is which.
+    decoy = random_state(18)["0.weight"]
+    renamed["m.decoy"] = np.ascontiguousarray(decoy.T) if turned else decoy
+    unclear = kit.save(renamed, tmp_path / "decoy.safetensors")
+    again = scan.scan(unclear, [Lot(kind, chains)])
+    assert all(claim.coverage < 0.2 for claim in again.claims)
 
 
 def test_processes_find_what_one_finds(kit: Any, tmp_path: Path) -> None:
@@ -330,11 +355,17 @@ def test_a_broken_file_is_refused(cut: int, kit: Any, tmp_path: Path) -> None:
         scan.scan(model, [Lot(kind_of(state, terms_of("ednn")), strangers(2))])
 
 
-def test_a_carrier_that_holds_no_mark_is_refused(kit: Any, tmp_path: Path) -> None:
+def test_a_kind_that_cannot_be_read_does_not_stop_the_others(kit: Any, tmp_path: Path) -> None:
     state = random_state(14)
     model = kit.save(state, tmp_path / "found.safetensors")
-    with pytest.raises(CapacityError):
-        scan.scan(model, [Lot(kind_of(state, terms_of("ednn", bits=2**17)), strangers(1))])
+    unknown = dataclasses.replace(terms_of("ednn"), name="of-another-package")
+    lots = [
+        Lot(kind_of(state, terms_of("ednn", bits=2**17)), strangers(1)),
+        Lot(kind_of(state, unknown), strangers(2)),
+        Lot(kind_of(state, terms_of("ednn")), strangers(3)),
+    ]
+    result = scan.scan(model, lots)
+    assert (result.chains, result.absent) == (6, 3)
 
 
 def test_seeds_do_not_show(kit: Any) -> None:

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import live_chain
 import pytest
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import delete, insert, select, text, update
 from starlette.testclient import TestClient
 
 from polo.errors import FormatError, PoloError, StoreError
 from polo.registry.app import create_app
 from polo.registry.context import Registry
+from polo.registry.database import Database
 from polo.registry.events import service as events
 from polo.registry.objects import key_of
 from polo.registry.operations.archive import check
@@ -314,3 +315,21 @@ def test_a_backup_of_a_log_that_does_not_hold_is_refused(
 def test_a_backup_is_a_plain_path(registry, tmp_path):
     made = backup(registry.settings, Path(tmp_path / "empty.tar"))
     assert (made.about.size, made.about.root) == (0, None)
+
+
+def test_workers_hear_of_work_that_waited(registry, tmp_path, postgres):
+    """A restored registry whose workers are elsewhere sends them what was waiting."""
+    with registry.database.begin() as connection:
+        registry.jobs.enqueue(connection, "verify", "x", due=registry.clock() + 9)
+    path = tmp_path / "backup.tar"
+    backup(registry.settings, path)
+    there = replace(
+        registry.settings, data=tmp_path / "there", database=postgres.create(), jobs="procrastinate"
+    )
+    restore(there, path, clock=registry.clock)
+    database = Database(there.database)
+    with database.read() as connection:
+        number = connection.execute(select(jobs.c.id).where(jobs.c.kind == "verify")).scalar_one()
+        sent = connection.execute(text("select args from procrastinate_jobs")).scalars().all()
+    database.close()
+    assert {"number": number} in sent

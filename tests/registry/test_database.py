@@ -66,22 +66,26 @@ def test_a_lock_lets_one_in_at_a_time(registry):
 
 
 def test_writers_that_read_first_do_not_fail(registry):
+    """Of two processes, too, which do not know of each other's turns."""
     failures = []
+    other = Database(registry.settings.database)
 
-    def work():
+    def work(database):
         try:
             for _ in range(10):
-                with registry.database.begin() as connection:
+                with database.begin() as connection:
                     connection.execute(select(func.count()).select_from(events)).scalar()
                     connection.execute(insert(events).values(ROW))
         except sqlalchemy.exc.DBAPIError as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
+    used = [registry.database, other] * 2
+    threads = [threading.Thread(target=work, args=(database,)) for database in used]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    other.close()
     assert failures == []
     assert count(registry) == 40
 

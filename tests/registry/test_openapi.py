@@ -30,7 +30,7 @@ from polo.registry import problems
 from polo.registry.app import create_app
 from polo.registry.tasks.service import Tasks
 
-EXAMPLES = 8
+EXAMPLES = 6
 LONGEST = 10.0
 CHECKS = [
     status_code_conformance,
@@ -134,12 +134,15 @@ def test_every_answer_is_in_the_document(registry, client, chain, caller, mode):
     assert not wrong, "\n\n".join(wrong)
     assert asked > 100
     assert client.get("/readyz").status_code == 200
-    chain.commit(client)
+    other = live_chain.enrol(registry, live_chain.identity(2))
+    other.clock = registry.clock
+    other.commit(client)
 
 
 def send(client, chain, caller, case, known):
     """Send one case, and check its answer; whether it could be sent at all."""
-    if known and "enrolment" in (case.path_parameters or {}):
+    ends = case.operation.path.endswith(("/withdraw", "/close"))
+    if known and not ends and "enrolment" in (case.path_parameters or {}):
         case.path_parameters["enrolment"] = chain.id
     try:
         prepared = requests.Request(**case.as_transport_kwargs("http://testserver")).prepare()

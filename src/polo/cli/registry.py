@@ -38,8 +38,8 @@ class Options:
     file: Path | None = None
     data: Path | None = None
     database: str | None = None
-    settings: Annotated[list[str], Parameter(name="--set", negative="")] = field(
-        default_factory=list
+    settings: Annotated[list[str], Parameter(name="--set", negative="", show_default=False)] = (
+        field(default_factory=list)
     )
 
 
@@ -156,7 +156,7 @@ def token(
     /,
     *,
     role: Literal["auditor", "operator"] = "operator",
-    scope: list[Literal["read", "write", "admin"]] | None = None,
+    scope: Annotated[list[Literal["read", "write", "admin"]] | None, Parameter(negative="")] = None,
     days: int | None = None,
     json: Flag = False,
     options: Options = DEFAULT,

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from polo.errors import DistrustError, FormatError, PoloError, RegistryError, TermsError
+from polo.errors import DistrustError, FormatError, RegistryError, SignatureError, TermsError
 from polo.keys import Ed25519Verifier
 from polo.protocol import log_tree, nonces, signing
 from polo.protocol.entries import Entry, Inclusion, live_nonce, secret_commitment
@@ -79,7 +79,7 @@ class LogMemory:
         newest = self.newest
         if newest is not None:
             old, new = sorted((newest, found), key=lambda head: head.size)
-            proof = consistency(old.size, new.size) if 0 < old.size < new.size else []
+            proof = self._proof(old.size, new.size, consistency, place)
             log_tree.check_consistency(
                 old.size, old.root, new.size, new.root, proof, place=f"{place}: the log was forked"
             )
@@ -88,6 +88,19 @@ class LogMemory:
                 atomic.write(self._path, note.encode())
             self.newest = found
         return found
+
+    def _proof(self, old: int, new: int, consistency: Consistency, place: str) -> list[bytes]:
+        if not 0 < old < new:
+            return []
+        try:
+            return consistency(old, new)
+        except RegistryError as error:
+            if error.status != 404:
+                raise
+            # It signed both sizes, so it cannot be that it has not so many entries.
+            raise FormatError(
+                f"the log had {new} entries, and has lost some", place=place
+            ) from error
 
 
 def checked_answer(
@@ -109,16 +122,16 @@ def checked_answer(
         consistency: Asks for proofs of consistency.
         place: The registry's address, for errors.
     """
-    with _Lies(place, "registry.wrong-receipt", "its receipt"):
+    with Lies(place, "registry.wrong-receipt", "its receipt"):
         receipt = Receipt.from_json(said.get("receipt"), "receipt")
         _check_receipt(receipt, entry, enrolment, origin=memory.origin)
-    with _Lies(place, "registry.wrong-nonce", "its nonce"):
+    with Lies(place, "registry.wrong-nonce", "its nonce"):
         nonce = Nonce.from_json(said.get("nonce"), "nonce")
         if nonce.shard != entry.number + 1 or nonce.path:
             raise FormatError(f"a nonce of shard {nonce.shard}", place="nonce")
         if nonces.leaf(nonce) != receipt.next_nonce:
             raise FormatError("is not the one that the receipt promises", place="nonce")
-    with _Lies(place, "registry.wrong-inclusion", "its log"):
+    with Lies(place, "registry.wrong-inclusion", "its log"):
         inclusion = Inclusion.from_json(said.get("inclusion"), "inclusion")
         _check_inclusion(inclusion, receipt, entry)
         head = memory.opened(inclusion.checkpoint, place="checkpoint")
@@ -127,7 +140,7 @@ def checked_answer(
         log_tree.check_inclusion(
             entry.leaf, inclusion.index, head.size, inclusion.path, head.root, place="inclusion"
         )
-    with _Lies(place, "registry.forked-log", "its log"):
+    with Lies(place, "registry.forked-log", "its log"):
         memory.seen(inclusion.checkpoint, consistency, place="checkpoint")
     return Answer(receipt, nonce, inclusion)
 
@@ -144,11 +157,11 @@ def check_secret(
         signer: The prover's key.
         place: The registry's address, for errors.
     """
-    with _Lies(place, "registry.wrong-secret", "its secret"):
+    with Lies(place, "registry.wrong-secret", "its secret"):
         if secret_commitment(secret) != manifest.enrolment.nonces.root:
             raise FormatError("is not the one that the enrolment commits to", place="κ")
     folder = ProofFolder(proof)
-    with _Lies(place, "registry.chosen-nonce", "a nonce"):
+    with Lies(place, "registry.chosen-nonce", "a nonce"):
         for number in range(1, len(manifest.shards) + 1):
             given = folder.nonce(number)
             if given != live_nonce(secret, entry_of(manifest, number - 1, signer)):
@@ -188,8 +201,14 @@ def _check_inclusion(inclusion: Inclusion, receipt: Receipt, entry: Entry) -> No
         raise FormatError("is for another place than the receipt names", place="inclusion")
 
 
-class _Lies:
-    """Says of what is wrong inside that the registry said it."""
+class Lies:
+    """A context that says of what is wrong inside it that the registry said it.
+
+    Args:
+        place: The registry's address.
+        code: Which lie it would be.
+        what: What would not hold.
+    """
 
     def __init__(self, place: str, code: str, what: str) -> None:
         self._place = place
@@ -205,8 +224,8 @@ class _Lies:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # That the registry went away in between is no lie.
-        if isinstance(error, PoloError) and not isinstance(error, RegistryError):
+        # That the registry went away, or that our own disk is full, is no lie.
+        if isinstance(error, (FormatError, SignatureError)):
             raise DistrustError(
                 f"the registry's answer does not hold: {self._what}: {error}",
                 code=self._code,

@@ -18,7 +18,7 @@ from polo.protocol import canonical, signing
 from polo.protocol.fields import Record, Text, of
 from polo.protocol.records import Enrolment
 from polo.receipts import ENROLMENT_FILE, NonceSource, OfflineEnrolment
-from polo.storage import atomic
+from polo.storage import atomic, received
 from polo.storage.folder import ProofFolder, state_path_of
 from polo.weights.files import open_plain
 
@@ -108,8 +108,8 @@ class LiveEnrolment:
             proof: The folder.
             registry: The registry's address; by default that which the trainer used.
         """
-        record = ProofFolder(proof).manifest().enrolment
-        state = state_path_of(proof)
+        manifest, state = ProofFolder(proof).manifest(), state_path_of(proof)
+        record = manifest.enrolment
         if record.nonces.kind != "live":
             raise TermsError(
                 "was made under offline terms, so there is nothing to hand in",
@@ -129,6 +129,7 @@ class LiveEnrolment:
             address = Address(checked_url(registry), origin)
         enrolment = cls(record, address, state if state.is_dir() else None)
         enrolment.check()
+        _recall(state, len(manifest.shards))
         return enrolment
 
     def save(self, folder: Path | str) -> "LiveEnrolment":
@@ -158,6 +159,13 @@ def load_enrolment(folder: Path | str) -> OfflineEnrolment | LiveEnrolment:
     if (Path(folder) / REGISTRY_FILE).exists():
         return LiveEnrolment.load(folder)
     return OfflineEnrolment.load(folder)
+
+
+def _recall(state: Path, shards: int) -> None:
+    """Remember beside a proof the checkpoint of the log that its last answer came with."""
+    answer = received.kept(state, shards) or received.kept(state, shards - 1)
+    if answer and answer.inclusion and not (state / MEMORY_FILE).exists():
+        atomic.write(state / MEMORY_FILE, answer.inclusion.checkpoint.encode())
 
 
 def _document(path: Path) -> bytes:

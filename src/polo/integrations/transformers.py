@@ -43,7 +43,8 @@ class PoloCallback(TrainerCallback, ExportableState):
         extend: Train on from the last sealed shard although the Trainer starts anew.
         view: Makes what the terms were made for of the model, where it is no module inside it:
             by default a PEFT model's adapter, if the terms are about that.
-        options: What else `polo.Prover` takes: `retention`, `deltas`, `sigma`, `on_seal`.
+        options: What else `polo.Prover` takes: `retention`, `deltas`, `sigma`, `on_seal`,
+            `registry`, `on_outage`.
     """
 
     def __init__(

@@ -38,8 +38,8 @@ class Stage:
     bits: int
 
 
-STAGES = (Stage(3, 384), Stage(6, 640), Stage(12, 1536))
-"""The looks. A stranger passes the first with a chance of about a fifth, all with 3e-11."""
+STAGES = (Stage(3, 384), Stage(6, 768), Stage(12, 1536))
+"""The looks. A stranger passes the first with a chance of about a fifth, all with 6e-12."""
 
 
 @dataclass(frozen=True)

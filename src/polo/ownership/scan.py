@@ -22,11 +22,12 @@ from pathlib import Path
 
 import numpy as np
 
-from polo.errors import CapacityError
+from polo.errors import CapacityError, TermsError
 from polo.ownership.claim import Claim, Finding, Tries
 from polo.ownership.claimant import DerivedMark
 from polo.ownership.looking import SEED, STAGES, Looked, Looker
 from polo.ownership.matching import MatchedSource, Matcher, Matching
+from polo.ownership.ordering import with_order
 from polo.ownership.reading import read_mark
 from polo.ownership.screen import ETA, screen_of
 from polo.protocol import derivation
@@ -102,7 +103,8 @@ class Scan:
     Attributes:
         description: What kind of file the model is.
         chains: Chains that were looked for; every claim is corrected for all of them.
-        absent: Those among them of whose carrier the model has no tensor at all.
+        absent: Those among them that could not be looked for: the model has no tensor of their
+            carrier, or their scheme is not installed.
         through: How many chains each look let through, one after the other.
         claims: What was read in full, the strongest first.
     """
@@ -144,7 +146,7 @@ def scan(
         entropy: What the looks are drawn from, for tests; by default the system's randomness.
 
     Raises:
-        PoloError: The model cannot be read, or a lot's carrier holds no mark.
+        PoloError: The model cannot be read.
     """
     draw = np.random.default_rng(entropy)
     total = sum(len(lot.chains) for lot in lots)
@@ -189,9 +191,13 @@ class _Search:
 
     def jobs(self, lot: int, chains: Lot, draw: np.random.Generator) -> Iterator[_Job]:
         """A lot in pieces; none where the model has nothing of the carrier."""
-        if not self._matching(lot).matches:
+        try:
+            if not self._matching(lot).matches:
+                return
+            step = self._looker(lot).at_once
+        except (CapacityError, TermsError):
+            # One kind whose scheme is not installed here must not keep all others from being read.
             return
-        step = self._looker(lot).at_once
         for at in range(0, len(chains.chains), step):
             part = tuple(chain.seeds for chain in chains.chains[at : at + step])
             yield _Job(lot, at, part, tuple(draw.integers(0, 2**63, 4).tolist()))
@@ -209,7 +215,7 @@ class _Search:
             marks=_marks(chain, readings),
             tries=Tries(chains),
             coverage=matching.coverage,
-            how="tensors matched by name",
+            how="tensors matched by name, shape and order",
         )
         if claim.finding is not Finding.CLAIM:
             return claim
@@ -231,7 +237,9 @@ class _Search:
 
     def _matching(self, lot: int) -> Matching:
         if lot not in self._matchings:
-            self._matchings[lot] = self._matcher.match(self.kinds[lot].carrier, None)
+            carrier = self.kinds[lot].carrier
+            named = self._matcher.match(carrier, None)
+            self._matchings[lot] = with_order(named, carrier, self._found)
         return self._matchings[lot]
 
     def _looker(self, lot: int) -> Looker:

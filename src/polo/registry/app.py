@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DataError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -61,6 +61,24 @@ send a token (`Authorization: Bearer polo_…`). Every refusal is `application/p
 stable `code`. Lists come in pages: `?after=` takes the `next` of the page before.
 """
 
+_SCHEMES = {
+    "signature": {
+        "type": "apiKey",
+        "in": "header",
+        "name": "Authorization",
+        "description": (
+            "`PoLO key=<hex>,time=<unix>,nonce=<32 hex>,signature=<hex>`: the identity's Ed25519 "
+            "signature over method, origin, path with query, body digest, time and nonce "
+            "(docs/protocol.md, section 21)."
+        ),
+    },
+    "token": {
+        "type": "http",
+        "scheme": "bearer",
+        "description": "`polo_…`: of an auditor or operator, with the scopes read, write, admin.",
+    },
+}
+
 _STATUS_CODES = {404: "resource.missing", 405: "resource.method", 413: "body.too-large"}
 
 
@@ -77,16 +95,30 @@ def create_app(registry: Registry) -> FastAPI:
         responses={"default": {"description": "A problem.", "content": _problem_schema()}},
     )
     app.state.registry = registry
-    app.add_middleware(commitments.Direct, answer=answer)
+    app.add_middleware(commitments.Direct, answer=answer, busy=_on_busy)
     app.add_middleware(Wire, registry=registry)
     app.add_exception_handler(PoloError, _on_polo_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
+    app.add_exception_handler(DataError, _on_unfit)
     app.add_exception_handler(OperationalError, _on_busy)
     app.add_exception_handler(PoolTimeout, _on_busy)
     for router in ROUTERS:
         app.include_router(router)
+    _document(app)
     return app
+
+
+def _document(app: FastAPI) -> None:
+    """Say in the OpenAPI document how callers prove who they are."""
+    made = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = made()
+        document.setdefault("components", {})["securitySchemes"] = _SCHEMES
+        return document
+
+    vars(app)["openapi"] = openapi
 
 
 @asynccontextmanager
@@ -133,6 +165,12 @@ def _on_invalid(request: Request, error: Exception) -> Response:
     ]
     detail = f"{fields[0]['at']}: {fields[0]['message']}" if fields else "not what is taken here"
     return answer(request, Problem(422, "body.invalid", detail, errors=fields))
+
+
+def _on_unfit(request: Request, _error: Exception) -> Response:
+    """A value that got past the checks and that the database cannot hold, such as a NUL."""
+    LOGGER.warning("unfit for the database", extra={"request": callers.request_id(request)})
+    return answer(request, Problem(422, "body.invalid", "a value that cannot be stored"))
 
 
 def _on_busy(request: Request, error: Exception) -> Response:

@@ -159,18 +159,14 @@ async def signed(request: Request) -> Caller:
     """The registered identity that signed."""
     registry = registry_of(request)
     given = authorization(request, await request.body(), registry)
-    caller = await run_in_threadpool(_admit, registry, request, given)
-    charge(request, given.key.hex())
-    return caller
+    return await _charged(registry, request, given)
 
 
 async def signed_over(request: Request, digest: bytes, begun: int) -> Caller:
     """The registered identity that signed a body of this digest; see `authorization_over`."""
     registry = registry_of(request)
     given = authorization_over(request, digest, registry, begun)
-    caller = await run_in_threadpool(_admit, registry, request, given)
-    charge(request, given.key.hex())
-    return caller
+    return await _charged(registry, request, given)
 
 
 async def anyone(request: Request) -> Caller:
@@ -287,6 +283,14 @@ async def check_csrf(request: Request, cookie: str) -> None:
         raise Problem(
             403, "caller.csrf", "the form's token is not this session's", advice="Reload the page."
         )
+
+
+async def _charged(registry: Registry, request: Request, given: Authorization) -> Caller:
+    # Before anything is written: whoever asks too often must not keep the database busy.
+    registry.limits.keys.check(given.key.hex())
+    caller = await run_in_threadpool(_admit, registry, request, given)
+    charge(request, given.key.hex())
+    return caller
 
 
 def _admit(registry: Registry, request: Request, given: Authorization) -> Caller:

@@ -7,7 +7,6 @@ from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, Field
 from sqlalchemy import text
-from starlette.responses import Response
 
 from polo.protocol.log_notes import NoteKey
 from polo.registry import migrations
@@ -59,17 +58,28 @@ def readyz(registry: Here) -> str:
     return "ready\n"
 
 
-@router.get("/metrics", summary="Figures for Prometheus")
-def metrics(registry: Here, _: Annotated[Caller, Depends(role("auditor"))]) -> Response:
+class Figures(PlainTextResponse):
+    """Text in Prometheus's format."""
+
+    media_type = CONTENT_TYPE_LATEST
+
+
+@router.get("/metrics", response_class=Figures, summary="Figures for Prometheus")
+def metrics(registry: Here, _: Annotated[Caller, Depends(role("auditor"))]) -> Figures:
     """Needs a token of an auditor or operator: figures tell who is training, and how fast."""
-    text = registry.metrics.text() + figures.text(registry)
-    return Response(text, media_type=CONTENT_TYPE_LATEST)
+    return Figures(registry.metrics.text() + figures.text(registry))
 
 
-@router.get(PATH, response_class=PlainTextResponse, summary="What the codes of problems mean")
-def explained() -> PlainTextResponse:
+class Markdown(PlainTextResponse):
+    """Text that says what it is."""
+
+    media_type = "text/markdown"
+
+
+@router.get(PATH, response_class=Markdown, summary="What the codes of problems mean")
+def explained() -> Markdown:
     """Every code that a problem may have, in Markdown."""
-    return PlainTextResponse(document(), media_type="text/markdown")
+    return Markdown(document())
 
 
 @router.get("/v1/keys", summary="The registry's public keys")

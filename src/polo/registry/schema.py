@@ -116,13 +116,15 @@ commitments = Table(
     metadata,
     Column("enrolment", ForeignKey("enrolments.id"), primary_key=True),
     Column("shard", Integer, primary_key=True),
-    Column("root", LargeBinary, nullable=False, index=True),
+    Column("root", LargeBinary, nullable=False),
     Column("record", LargeBinary, nullable=False),  # canonical bytes, signed by the prover
     Column("index", BigInteger, nullable=False, unique=True),  # place in the log
     Column("time", BigInteger, nullable=False),
     Column("receipt", LargeBinary),  # canonical bytes; none while a challenge is open
     Column("opening", String(64)),  # object that holds it
     Column("matches", Integer),  # bits that read right in the opening; none if not read
+    # Many chains may start from the same root, so the root alone does not find one of them.
+    Index("ix_commitments_root_enrolment", "root", "enrolment"),
 )
 
 log_leaves = Table(

@@ -104,6 +104,7 @@ class _Exchange:
         """Answer the request, whatever happens."""
         try:
             self._count()
+            self._look()
             self._measure()
             await self.wire.app(self.scope, self.receive, self.send)
         except Problem as problem:
@@ -125,6 +126,11 @@ class _Exchange:
         named = b"authorization" in self.headers or b"cookie" in self.headers
         (buckets.check if named else buckets.take)(self.state["address"])
         self.state["charged"] = not named
+
+    def _look(self) -> None:
+        """Refuse paths with control characters: no resource has one, and databases choke on NUL."""
+        if any(char < " " for char in self.scope["path"]):
+            raise Problem(404, "resource.missing", "there is nothing at this address")
 
     def _measure(self) -> None:
         """Refuse a body that says itself that it is too large."""

@@ -116,7 +116,7 @@ def _first_blocks(shape: Shape, seeds: Sequence[bytes], count: int) -> NDArray[n
 
 
 def _drawn_blocks(shape: Shape, seeds: Sequence[bytes], words: int) -> NDArray[np.int64]:
-    """Words of the position streams as blocks, some of them twice; −1 for those that are dropped."""
+    """Words of the position streams as blocks, some twice; −1 for those that are dropped."""
     drawn = _streams(seeds, "polo/positions/1", 8 * words).view("<u8")
     blocks = (drawn % np.uint64(shape.blocks)).astype(np.int64)
     limit = 2**64 - 2**64 % shape.blocks

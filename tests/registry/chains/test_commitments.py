@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from sqlalchemy.exc import OperationalError
 
 import polo
 from polo.keys import Ed25519Verifier
@@ -150,6 +151,18 @@ def test_what_is_no_entry_is_refused(live: Any) -> None:
     missing = live.asking.post(f"/v1/enrolments/{'0' * 64}/commitments", content=data)
     refused(missing, 404, "enrolment.missing")
     assert live.asking.post("/v1/enrolments/x/commitments", content=data).status_code == 422
+
+
+def test_a_busy_database_is_said_to_be_busy(
+    live: Any, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy(_: str) -> Any:
+        raise OperationalError("select", {}, Exception("database is locked"))
+
+    monkeypatch.setattr(registry.sequencer.chains, "get", busy)
+    answer = live.post(live.start())
+    refused(answer, 503, "registry.busy")
+    assert answer.headers["retry-after"]
 
 
 def test_a_request_counts_once(live: Any, client: Any, registry: Registry) -> None:

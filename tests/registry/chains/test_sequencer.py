@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import event, func, select
+from sqlalchemy.exc import OperationalError
 
 from polo.errors import PoloError
 from polo.protocol import log_tiles, log_tree
@@ -239,6 +240,26 @@ def test_one_entry_that_breaks_its_group_breaks_alone(
     assert codes(asyncio.run(both())) == {"Receipted": 1, "registry.busy": 1}
 
 
+def test_a_database_that_is_gone_is_not_asked_again_for_each(
+    registry: Registry, enrolled: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lives, tries = [enrolled() for _ in range(3)], []
+
+    def gone(group: Any) -> Any:
+        tries.append(len(group.submissions))
+        raise OperationalError("insert", {}, Exception("database is locked"))
+
+    monkeypatch.setattr(sequencers.Group, "settle", gone)
+
+    async def all_of_them() -> list[Any]:
+        group = [submission(registry, live, live.entry(0)) for live in lives]
+        waiting = [registry.sequencer.submit(item) for item in group]
+        return await asyncio.gather(*waiting, return_exceptions=True)
+
+    assert codes(asyncio.run(all_of_them())) == {"registry.busy": 3}
+    assert sum(tries) == 3
+
+
 def test_after_a_restart_the_chain_goes_on(
     registry: Registry, settings: Settings, clock: Any, live: Any
 ) -> None:
@@ -323,3 +344,35 @@ def test_a_log_that_was_edited_takes_nothing_more(registry: Registry, live: Any)
 def test_the_tiles_of_nothing(registry: Registry) -> None:
     with registry.database.read() as connection, pytest.raises(Problem, match="nothing"):
         log.tile(connection, Tile(0, 0, 1))
+
+
+def test_no_group_and_no_proof_reads_a_whole_table(
+    registry: Registry, live: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite says how it finds rows; on PostgreSQL the same statements have the same indexes."""
+    for number in range(6):
+        registry.sequencer.settle([submission(registry, live, live.entry(number))])
+    if not registry.database.is_sqlite:
+        return
+    seen: list[tuple[str, Any]] = []
+
+    def note(_: Any, __: Any, statement: str, values: Any, *___: Any) -> None:
+        if statement.lstrip().startswith(("SELECT", "UPDATE")):
+            seen.append((statement, values))
+
+    event.listen(registry.database.engine, "before_cursor_execute", note)
+    registry.sequencer.settle([submission(registry, live, live.entry(6))])
+    registry.sequencer.settle([submission(registry, live, live.entry(6))])
+    with registry.database.read() as connection:
+        log.inclusion(connection, 3, 7)
+        log.consistency(connection, 3, 7)
+    event.remove(registry.database.engine, "before_cursor_execute", note)
+    assert len(seen) > 8
+    with registry.database.read() as connection:
+        for statement, values in seen:
+            given = values[0] if isinstance(values, list) else values
+            plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", given)
+            steps = [row[3] for row in plan]
+            # The newest head is the first of its index, whatever its length.
+            bad = [step for step in steps if step.startswith("SCAN") and "log_heads" not in step]
+            assert not bad, (statement, steps)

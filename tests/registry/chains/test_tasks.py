@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from polo.errors import FormatError, PoloError, StoreError, TermsError
+from polo.registry.problems import Problem
 from polo.registry.tasks import offers, service
 from polo.registry.tasks.offers import Bits, Offer
 from polo.registry.tasks.service import Tasks
@@ -119,3 +120,32 @@ def test_files_of_offers_that_are_refused(tmp_path: Path) -> None:
         offers.load(str(tmp_path / "x"))
     with pytest.raises(TermsError):
         Offer.of("digits", {"replays": 0.5})
+
+
+def test_strangers_cannot_have_a_broken_task_built_over_and_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = []
+
+    def build(offer: Offer) -> bytes:
+        tries.append(offer.task)
+        raise TermsError("cannot be built")
+
+    monkeypatch.setattr(service, "_build", build)
+    tasks = Tasks(tmp_path)
+    for _ in range(5):
+        with pytest.raises(TermsError, match="cannot be built"):
+            tasks.get("digits")
+    assert tries == ["digits"]
+    monkeypatch.setattr(service, "FAILED_SECONDS", -1)
+    tasks = Tasks(tmp_path)
+    for _ in range(2):
+        with pytest.raises(TermsError, match="cannot be built"):
+            tasks.get("digits")
+    assert len(tries) == 3
+
+
+def test_nobody_waits_long_while_a_task_is_built(tmp_path: Path) -> None:
+    with service._building, pytest.raises(Problem, match="being made ready") as caught:
+        Tasks(tmp_path).get("digits")
+    assert (caught.value.status, caught.value.headers) == (503, {"Retry-After": "5"})

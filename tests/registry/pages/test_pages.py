@@ -329,6 +329,27 @@ def test_revoking_an_identity(operator: TestClient, filled: Any, alice: Any, wor
         assert connection.execute(own).scalar() is not None
 
 
+def test_a_broken_job_is_done_again(operator: TestClient, filled: Any, word_of: Any) -> None:
+    word = {"csrf": word_of(operator.get("/operator").text)}
+    with filled.registry.database.read() as connection:
+        number = connection.execute(select(schema.jobs.c.id)).scalar_one()
+    answer = operator.post(f"/operator/jobs/{number}/retry", data=word)
+    assert "The job will be done again." in operator.get(answer.headers["location"]).text
+    with filled.registry.database.read() as connection:
+        row = connection.execute(select(schema.jobs)).one()
+    assert (row.state, row.tries, row.error) == ("waiting", 0, None)
+    assert operator.post(f"/operator/jobs/{number + 1}/retry", data=word).status_code == 404
+
+
+def test_what_cannot_be_verified_says_why(operator: TestClient, filled: Any, word_of: Any) -> None:
+    word = {"csrf": word_of(operator.get("/operator").text)}
+    place = filled.place("/operator/enrolments/{growing}/verify")
+    answer = operator.post(place, data=word)
+    assert answer.status_code == 409
+    assert "The chain is not closed." in answer.text
+    check_page(answer)
+
+
 # Whose model is this?
 
 
@@ -379,6 +400,23 @@ def test_broken_and_oversized_forms_leave_nothing(
     assert list((shown.registry.settings.data / "found").glob("*")) == []
 
 
+def test_a_full_disk_and_a_crowd_are_answered_with_patience(
+    reader: TestClient, shown: Any, word_of: Any, monkeypatch: Any
+) -> None:
+    from polo.registry.pages import receiving, whose
+
+    word = word_of(reader.get("/whose").text)
+    model = ("model", ("m.safetensors", b"x" * 1000))
+    with monkeypatch.context() as patch:
+        patch.setattr(receiving, "SPARE", 2**70)
+        assert upload(reader, word, model).status_code == 503
+    with monkeypatch.context() as patch:
+        patch.setattr(whose, "_receiving", whose.MOST_RECEIVED)
+        assert upload(reader, word, model).status_code == 503
+    assert whose._receiving == 0
+    assert list((shown.registry.settings.data / "found").glob("*")) == []
+
+
 def test_a_form_that_ends_early_leaves_nothing(
     reader: TestClient, shown: Any, word_of: Any
 ) -> None:
@@ -408,9 +446,21 @@ def test_the_commands_to_paste_exist() -> None:
     from polo.registry.pages import start
 
     commands = start.commands("https://polo.example")
-    lines = " ".join([*commands.enrol, "&&"]).replace("\\ ", "").split("polo ")
-    pasted = [*("polo " + line for line in lines[1:]), *commands.submit, *commands.audit]
-    for line in pasted:
-        words = line.replace("&&", "").split()
-        if words[0] == "polo":
-            polo.cli.app.parse_args(words[1:], exit_on_error=False, print_error=False)
+    lines = "\n".join([*commands.enrol, *commands.submit, *commands.audit]).replace("\\\n", "")
+    pasted = [line.split() for line in lines.splitlines() if line.startswith("polo ")]
+    assert len(pasted) == 6
+    for _, *words in pasted:
+        polo.cli.app.parse_args(words, exit_on_error=False, print_error=False)
+
+
+def test_every_page_is_documented() -> None:
+    from pathlib import Path
+
+    from polo.registry.pages import operator, routes, whose
+
+    text = (Path(__file__).parents[3] / "docs" / "pages.md").read_text("utf-8")
+    routers = (routes.router, operator.router, whose.router)
+    pages = [route.path for router in routers for route in router.routes if "GET" in route.methods]
+    shown = [path for path in pages if not path.endswith("/live") and "static" not in path]
+    assert len(shown) == 9
+    assert [path for path in shown if f"| `{path}` |" not in text] == []

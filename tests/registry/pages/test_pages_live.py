@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import time
 from typing import Any
 
 import pytest
@@ -133,3 +134,27 @@ def test_terms_are_explained() -> None:
     assert found["Pace"] == "at most one shard in 1 min 30 s"
     assert found["Mark counts as read"] == "η ≥ 0.9 and log₂ p ≤ −40"
     assert [level.name for level in terms.levels(own)] == ["chain", "receipts"]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(None, "Nobody’s, as far as this registry knows"), (b"\x80\x04.", "could not be scanned")],
+)
+def test_a_file_is_scanned_to_the_end(
+    live: Any, client: TestClient, word_of: Any, content: Any, words: str
+) -> None:
+    import numpy as np
+    from safetensors.numpy import save
+
+    drawn = np.random.default_rng(0).standard_normal((64, 512), dtype=np.float32)
+    model = save({"weight": drawn}) if content is None else content
+    form = client.get("/whose", headers=HTML).text
+    files = {"csrf": (None, word_of(form)), "model": ("m.safetensors", model)}
+    asked = client.post("/whose", files=files, headers=HTML, follow_redirects=False)
+    assert asked.status_code == 303, asked.text
+    place = asked.headers["location"]
+    end = time.monotonic() + 60
+    while "data-source" in (page := client.get(place, headers=HTML).text):
+        assert time.monotonic() < end, "the scan did not end"
+        time.sleep(0.2)
+    assert words in page

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -67,11 +69,18 @@ class Direct:
     Args:
         app: What gets all other requests.
         answer: Answers what is refused.
+        busy: Answers when the database is busy or gone.
     """
 
-    def __init__(self, app: ASGIApp, answer: Callable[[Request, Problem], Response]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        answer: Callable[[Request, Problem], Response],
+        busy: Callable[[Request, Exception], Response],
+    ) -> None:
         self._app = app
         self._answer = answer
+        self._busy = busy
         self._route = next(route for route in router.routes if route.endpoint is commit)  # type: ignore[attr-defined]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -86,13 +95,16 @@ class Direct:
             response = await commit(request, found[1])
         except PoloError as error:
             response = self._answer(request, problem_of(error))
+        except (OperationalError, PoolTimeout) as error:
+            response = self._busy(request, error)
         await response(scope, receive, send)
 
 
 def _read(registry: Registry, chain: Chain, entry: Entry) -> int | None:
     """Bits that read right in the opening; None where it is not this entry's turn."""
     with registry.database.read() as connection:
-        previous = service.entry_of(connection, chain.id, entry.number - 1)
+        # What is said about the mark tells about the nonce, which nobody has before the receipt.
+        previous = service.receipted(connection, chain.id, entry.number - 1)
         if previous is None or service.entry_of(connection, chain.id, entry.number):
             return None
         if not service.is_opened(connection, chain.id, entry):

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import Connection
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from polo.errors import PoloError
 from polo.keys import Identity
@@ -167,6 +169,10 @@ class Sequencer:
     def _results(self, items: Sequence[_Item]) -> list[Result]:
         try:
             return self.settle([item.submission for item in items])
+        except (OperationalError, PoolTimeout):
+            # It would be the same for each of them, after a long wait.
+            LOGGER.exception("the database did not take a group of %d", len(items))
+            return [_unwritten() for _ in items]
         except Exception:
             LOGGER.exception("a group of %d failed", len(items))
         # One entry that the database cannot take must not sink the others.
@@ -177,13 +183,7 @@ class Sequencer:
             return self.settle([item.submission])[0]
         except Exception:
             LOGGER.exception("an entry of %s failed", item.submission.chain.id)
-            return Problem(
-                503,
-                "registry.busy",
-                "the commitment could not be written",
-                advice="Send the same bytes again.",
-                headers={"Retry-After": "2"},
-            )
+            return _unwritten()
 
     def _refuse_rest(self) -> None:
         rest = []
@@ -202,6 +202,16 @@ def _busy(detail: str) -> Problem:
         503, "commitment.queue-full", detail, headers={"Retry-After": str(_RETRY_AFTER)},
         advice="Send the same bytes again: an entry that was taken is answered the same.",
     )  # fmt: skip
+
+
+def _unwritten() -> Problem:
+    return Problem(
+        503,
+        "registry.busy",
+        "the commitment could not be written",
+        advice="Send the same bytes again.",
+        headers={"Retry-After": "2"},
+    )
 
 
 def _deliver(results: "Sequence[tuple[_Item, Result]]") -> None:

@@ -83,6 +83,12 @@ def entry_of(connection: Connection, enrolment: str, shard: int) -> Entry | None
     return Entry.from_bytes(bytes(row.record), "entry") if row else None
 
 
+def receipted(connection: Connection, enrolment: str, shard: int) -> Entry | None:
+    """The entry of a shard, if its receipt was given, and with it the next nonce."""
+    row = _row(connection, enrolment, shard)
+    return Entry.from_bytes(bytes(row.record), "entry") if row and row.receipt else None
+
+
 def is_opened(connection: Connection, enrolment: str, entry: Entry) -> bool:
     """Whether the opening of an entry was uploaded for its chain."""
     assert entry.opening is not None

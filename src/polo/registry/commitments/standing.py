@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, case, func, select, tuple_
+from sqlalchemy import Connection, bindparam, case, func, select
 
 from polo.registry.commitments.rules import Standing, Submission
+from polo.registry.reading import rows_at
 from polo.registry.schema import commitments, enrolments, identities, objects, requests
 from polo.registry.writing import insert_new
 
@@ -34,14 +35,6 @@ _STANDINGS = (
     )
     .where(enrolments.c.id.in_(bindparam("ids", expanding=True)))
 )
-_EARLIER = select(
-    commitments.c.enrolment,
-    commitments.c.shard,
-    commitments.c.root,
-    commitments.c.record,
-    commitments.c.index.label("place"),
-    commitments.c.receipt,
-).where(tuple_(commitments.c.root, commitments.c.enrolment).in_(bindparam("pairs", expanding=True)))
 _OPENINGS = select(objects.c.sha256, objects.c.enrolment).where(
     objects.c.kind == "opening", objects.c.sha256.in_(bindparam("digests", expanding=True))
 )
@@ -114,15 +107,13 @@ def _standing(row: Any) -> Standing:
 def _earlier(
     connection: Connection, pairs: list[tuple[bytes, str]]
 ) -> dict[tuple[str, bytes], Earlier]:
-    rows = connection.execute(_EARLIER, {"pairs": pairs})
+    columns = ("enrolment", "root", "shard", "record", "index", "receipt")
+    rows = rows_at(connection, commitments, ("root", "enrolment"), columns, pairs)
     return {
-        (row.enrolment, bytes(row.root)): Earlier(
-            row.shard,
-            bytes(row.record),
-            row.place,
-            None if row.receipt is None else bytes(row.receipt),
+        (enrolment, bytes(root)): Earlier(
+            shard, bytes(record), index, None if receipt is None else bytes(receipt)
         )
-        for row in rows
+        for enrolment, root, shard, record, index, receipt in rows
     }
 
 

@@ -4,13 +4,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from sqlalchemy import Connection, func, select, tuple_
+from sqlalchemy import Connection, func, select
 
 from polo.errors import FormatError, PoloError
 from polo.keys import Ed25519Verifier
 from polo.protocol import log_notes, log_tiles, log_tree
 from polo.protocol.log_tree import Lookup
 from polo.registry.problems import CODES, Problem
+from polo.registry.reading import rows_at
 from polo.registry.schema import cosignatures, log_heads, log_leaves, log_nodes
 from polo.registry.writing import insert_new
 
@@ -108,11 +109,8 @@ def hashes(connection: Connection, wanted: Iterable[tuple[int, int]]) -> Lookup:
         at = select(log_leaves.c.index, log_leaves.c.hash)
         some = connection.execute(at.where(log_leaves.c.index.in_(leaves)))
         found |= {(0, index): bytes(found_hash) for index, found_hash in some}
-    if nodes:
-        pair = tuple_(log_nodes.c.level, log_nodes.c.index)
-        query = select(log_nodes.c.level, log_nodes.c.index, log_nodes.c.hash)
-        rows = connection.execute(query.where(pair.in_(nodes)))
-        found |= {(level, index): bytes(found_hash) for level, index, found_hash in rows}
+    rows = rows_at(connection, log_nodes, ("level", "index"), ("level", "index", "hash"), nodes)
+    found |= {(level, index): bytes(found_hash) for level, index, found_hash in rows}
     return lambda level, index: found[level, index]
 
 

@@ -7,6 +7,7 @@ out, and so are their rows: whoever sends them begins anew.
 """
 
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -172,7 +173,14 @@ def _write_objects(
 
 
 def _is_wanted(database: Database, sha256: str) -> bool:
-    """Whether a row still names the file: one whose time is over may be gone by now."""
-    with database.read() as connection:
-        query = select(objects.c.sha256).where(objects.c.sha256 == sha256).limit(1)
-        return connection.execute(query).first() is not None
+    """Whether a row still names the file: one whose time is over may be gone by now.
+
+    Upkeep removes the file a moment before the row, so a row is looked for more than once.
+    """
+    query = select(objects.c.sha256).where(objects.c.sha256 == sha256).limit(1)
+    for wait in (0.0, 0.2, 1.0, 3.0):
+        time.sleep(wait)
+        with database.read() as connection:
+            if connection.execute(query).first() is None:
+                return False
+    return True

@@ -14,12 +14,15 @@ _TITLES = {
     404: "There is nothing here",
     405: "This page does not take that",
     408: "That took too long",
+    409: "That cannot be done now",
     413: "That is too large",
     422: "That cannot be read",
     429: "Too many requests",
     500: "The registry failed",
     503: "The registry is busy",
 }
+_DETAILS = {404: "No page has this address.", 405: "The page cannot be used in this way."}
+"""Said in the place of the bare phrase that a status comes with."""
 
 
 def wants_page(request: Request, problem: Problem) -> bool:
@@ -36,11 +39,13 @@ def page(request: Request, problem: Problem, number: str) -> HTMLResponse:
         problem: What is wrong.
         number: The request's id.
     """
-    detail = problem.detail[:1].upper() + problem.detail[1:]
+    phrase = http.HTTPStatus(problem.status).phrase
+    given = _DETAILS.get(problem.status, "") if problem.detail == phrase else problem.detail
+    detail = given[:1].upper() + given[1:]
     values = {
         "status": problem.status,
         "code": problem.code,
-        "title": _TITLES.get(problem.status, http.HTTPStatus(problem.status).phrase),
+        "title": _TITLES.get(problem.status, phrase),
         "detail": detail if not detail or detail.endswith((".", "!", "?")) else f"{detail}.",
         "advice": problem.advice,
         "number": number,

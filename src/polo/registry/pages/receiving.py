@@ -25,6 +25,9 @@ MAX_PARTS = 8
 SPARE = 2**30
 """Bytes of the disk that no visitor's file takes."""
 
+LOOK_EVERY = 64 * 2**20
+"""Bytes after which the room on the disk is looked at again; others write, too."""
+
 
 @contextlib.contextmanager
 def temporary(folder: Path) -> Iterator[Path]:
@@ -49,9 +52,8 @@ async def into_file(
         most: Bytes that the file may have.
         check: Looks at the fields before the file, and raises if they are not good.
     """
-    free = shutil.disk_usage(path.parent).free - SPARE
     with path.open("wb") as file:
-        parts = _Parts(file, min(most, max(free, 0)), most, check)
+        parts = _Parts(file, path, most, check)
         parser = MultipartParser(_boundary(request), parts.callbacks())  # type: ignore[arg-type]
         try:
             async for chunk in _chunks(request):
@@ -84,9 +86,9 @@ class _Parts:
     """What the parser tells, part by part."""
 
     def __init__(
-        self, file: BinaryIO, room: int, most: int, check: Callable[[dict[str, str]], None]
+        self, file: BinaryIO, path: Path, most: int, check: Callable[[dict[str, str]], None]
     ) -> None:
-        self._file, self._room, self._most, self._check = file, room, most, check
+        self._file, self._path, self._most, self._check = file, path, most, check
         self._fields: dict[str, str] = {}
         self._header = self._value = b""
         self._name, self._is_file, self._held = "", False, bytearray()
@@ -129,9 +131,12 @@ class _Parts:
             if len(self._held) > MAX_FIELD:
                 raise _broken("a field is too long")
             return
+        if self.size // LOOK_EVERY != (self.size + end - start) // LOOK_EVERY or not self.size:
+            self._check_room()
         self.size += end - start
-        if self.size > self._room:
-            raise self._too_large()
+        if self.size > self._most:
+            words = f"the file has more than {size(self._most)}"
+            raise Problem(413, "body.too-large", words, headers={"Connection": "close"})
         self._file.write(data[start:end])
 
     def part_end(self) -> None:
@@ -141,11 +146,9 @@ class _Parts:
     def end(self) -> None:
         self.ended = True
 
-    def _too_large(self) -> Problem:
-        if self.size > self._most:
-            words = f"the file has more than {size(self._most)}"
-            return Problem(413, "body.too-large", words, headers={"Connection": "close"})
-        return Problem(503, "registry.busy", "there is no room for the file right now")
+    def _check_room(self) -> None:
+        if shutil.disk_usage(self._path.parent).free < SPARE:
+            raise Problem(503, "registry.busy", "there is no room for the file right now")
 
 
 def _broken(detail: str) -> Problem:

@@ -103,7 +103,8 @@ def _sentence(headline: str) -> str:
 def _counts(record: SignedVerdict) -> str:
     found = Counter(_STATUSES.get(item.status, Status.UNDECIDED) for item in record.checks)
     found[Status.PASSED] += record.left_out
-    said = ", ".join(f"{found[status]} {status.value}" for status in Status if found[status])
+    words = {status: status.value for status in Status} | {Status.NOTE: "to note"}
+    said = ", ".join(f"{found[status]} {words[status]}" for status in Status if found[status])
     return f"{counted(len(record.checks) + record.left_out, 'check')}: {said or 'none'}"
 
 

@@ -1,6 +1,7 @@
 """“Whose model is this?”: a file comes in, is scanned as a job, and the result has its page."""
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,10 +28,14 @@ MOST = 8 * 2**30
 MOST_WAITING = 20
 """Scans of found files that may wait at the same time."""
 
+MOST_RECEIVED = 4
+"""Files that are taken at the same time, so that slow ones do not fill the disk together."""
+
 COST = 20
 """Requests that a scan counts for."""
 
 FOLDER = "found"
+_receiving = 0
 
 
 @dataclass(frozen=True)
@@ -78,7 +83,7 @@ async def scan(request: Request, registry: Here) -> Response:
     def check(fields: dict[str, str]) -> None:
         forms.check_word(fields.get(callers.CSRF_FIELD, ""), cookie)
 
-    with receiving.temporary(registry.settings.data / FOLDER) as path:
+    with _turn(), receiving.temporary(registry.settings.data / FOLDER) as path:
         most = min(MOST, registry.settings.max_upload)
         count = await receiving.into_file(request, path, most=most, check=check)
         if count == 0:
@@ -137,6 +142,25 @@ def _form(
     return response
 
 
+@contextlib.contextmanager
+def _turn() -> Iterator[None]:
+    """One of the few places for files that are coming in; the event loop alone comes here."""
+    global _receiving
+    if _receiving >= MOST_RECEIVED:
+        raise _busy("others are sending files at this moment")
+    _receiving += 1
+    try:
+        yield
+    finally:
+        _receiving -= 1
+
+
+def _busy(detail: str) -> Problem:
+    advice = "Try again in some minutes."
+    headers = {"Retry-After": "120", "Connection": "close"}
+    return Problem(503, "registry.busy", detail, advice=advice, headers=headers)
+
+
 def _admit(request: Request, registry: Registry, asked: str) -> None:
     """Let a scan cost more than a look, and refuse it while many wait."""
     service.check_waiting(registry, asked)
@@ -148,13 +172,7 @@ def _admit(request: Request, registry: Registry, asked: str) -> None:
     with registry.database.read() as connection:
         count = connection.execute(waiting).scalar() or 0
     if count >= MOST_WAITING:
-        raise Problem(
-            503,
-            "registry.busy",
-            "many files wait to be scanned",
-            advice="Try again in some minutes.",
-            headers={"Retry-After": "120"},
-        )
+        raise _busy("many files wait to be scanned")
 
 
 def _begin(request: Request, registry: Registry, asked: str, path: Path) -> str:

@@ -53,11 +53,13 @@ def refresh(registry: Registry) -> int:
         grown += len(fresh)
 
 
-def known(registry: Registry, connection: Connection) -> Iterator[Known]:
-    """Every chain that has a mark."""
+def known(registry: Registry, connection: Connection, only: str | None = None) -> Iterator[Known]:
+    """Every chain that has a mark, or one of them."""
     query = select(marks, enrolments.c.identity).join(
         enrolments, enrolments.c.id == marks.c.enrolment
     )
+    if only is not None:
+        query = query.where(marks.c.enrolment == only)
     for row in connection.execute(query):
         seeds = registry.vault.open(bytes(row.seeds), _about(row.enrolment))
         yield Known(Chain(row.enrolment, seeds, True, row.identity), bytes(row.kind), row.first)

@@ -177,9 +177,8 @@ def _reverse(registry: Registry, subject: Subject | None, others: list[str]) -> 
     if subject is None or not others:
         return {}
     with registry.database.read() as connection:
-        known = marks.known(registry, connection)
-        own = [item for item in known if item.chain.name == subject.enrolment]
-        lots = marks.lots(connection, own)
+        own = marks.known(registry, connection, only=subject.enrolment)
+        lots = marks.lots(connection, list(own))
     held: dict[str, bool] = {}
     for other in others[:MOST_COMPARED]:
         with registry.database.read() as connection:

@@ -35,7 +35,7 @@ _SECONDS = ("fastest", "answer_within")
 _PARTS = ("checkpoints", "replays")
 _KEYS = {
     *_WORDS, *_WHOLE, *_NUMBERS, *_SECONDS, *_PARTS,
-    "bits", "noise", "carrier", "progress", "history", "recipe", "quorum",
+    "bits", "noise", "carrier", "progress", "uniqueness", "history", "recipe", "quorum",
 }  # fmt: skip
 
 
@@ -157,7 +157,8 @@ def _fits(key: str, value: Any) -> bool:
         return isinstance(value, list) and all(isinstance(item, str) for item in value)
     if key == "history":
         return value in HISTORIES
-    return isinstance(value, {"progress": bool, "recipe": dict}.get(key, object))
+    kinds: dict[str, type] = {"progress": bool, "uniqueness": bool, "recipe": dict}
+    return isinstance(value, kinds.get(key, object))
 
 
 def _whole(value: Any) -> bool:

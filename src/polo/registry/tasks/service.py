@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,10 @@ CODES.update({"task.missing": "The registry offers no such task."})
 BUILD_SECONDS = 300
 """How long a task may take to build its model."""
 
+FAILED_SECONDS = 60
+"""How long a task that cannot be built is not tried again."""
+
+_WAIT = 0.5
 _building = threading.Lock()
 
 
@@ -62,6 +67,7 @@ class Tasks:
         self._folder = data / "tasks"
         self.offers = offers.load(file)
         self._ready: dict[str, Offered] = {}
+        self._failed: dict[str, tuple[float, errors.PoloError]] = {}
 
     def get(self, name: str) -> Offered:
         """A task; the first time ever this takes seconds.
@@ -80,8 +86,27 @@ class Tasks:
                 f"{name[:80]!r} is not offered here",
                 advice=f"Offered are {', '.join(sorted(self.offers))}.",
             )
-        with _building:  # One at a time: each needs the memory of a model.
-            self._ready[name] = _read(offer, self._built(offer))
+        until, failure = self._failed.get(name, (0.0, None))
+        if failure is not None and time.monotonic() < until:
+            raise failure.with_traceback(None)
+        # One at a time: each needs the memory of a model. Nobody waits for long: threads that wait
+        # answer nobody else, and strangers may ask for tasks, too.
+        if not _building.acquire(timeout=_WAIT):
+            raise Problem(
+                503,
+                "registry.busy",
+                f"task {name} is being made ready",
+                advice="Ask again in a moment.",
+                headers={"Retry-After": "5"},
+            )
+        try:
+            if name not in self._ready:
+                self._ready[name] = _read(offer, self._built(offer))
+        except errors.PoloError as error:
+            self._failed[name] = time.monotonic() + FAILED_SECONDS, error
+            raise
+        finally:
+            _building.release()
         return self._ready[name]
 
     def _built(self, offer: Offer) -> bytes:

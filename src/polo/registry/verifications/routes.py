@@ -64,8 +64,11 @@ def ask(
     enrolment: EnrolmentId, request: Request, registry: Here, caller: Asking, asked: NewVerification
 ) -> VerificationState:
     """Ask for a verification; it is done as a job, and asking again shows how far it is."""
-    with registry.database.begin() as connection:
+    with registry.database.read() as connection:
         _check_may(connection, caller, enrolment)
+        if asked.upload is None:
+            service.check_complete(registry, connection, enrolment)
+    with registry.database.begin() as connection:
 
         def make() -> dict[str, Any]:
             row = service.ask(registry, connection, enrolment, asked.upload, actor=caller.actor)

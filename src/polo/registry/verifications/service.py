@@ -50,10 +50,21 @@ def ask(
     if row_of(connection, enrolment).manifest is None:
         raise Problem(409, "verification.not-closed", "the chain is not closed")
     _check_free(connection, enrolment)
-    bundle = None
-    if upload is not None:
-        bundle = uploads.stored(connection, enrolment, upload, "proof").sha256
-    elif missing := Holdings.load(registry, connection, enrolment).missing():
+    stored = uploads.stored(connection, enrolment, upload, "proof") if upload else None
+    bundle = stored.sha256 if stored else None
+    made = secrets.token_hex(16)
+    values = {"id": made, "enrolment": enrolment, "state": "waiting", "made": now}
+    connection.execute(verifications.insert().values(**values, progress="waiting", bundle=bundle))
+    registry.jobs.enqueue(connection, "verify", made)
+    note(connection, "verification.asked", made, enrolment, actor=actor, now=now)
+    return find(connection, made)
+
+
+def check_complete(registry: Registry, connection: Connection, enrolment: str) -> None:
+    """Refuse where files of the proof are not here. It reads a lot: not in a write transaction."""
+    if row_of(connection, enrolment).manifest is None:
+        raise Problem(409, "verification.not-closed", "the chain is not closed")
+    if missing := Holdings.load(registry, connection, enrolment).missing():
         raise Problem(
             409,
             "verification.incomplete",
@@ -62,12 +73,6 @@ def ask(
             advice="Upload them (kind record), or the whole proof as a bundle (kind proof).",
             errors=[{"at": path, "message": "is not here"} for path in missing],
         )
-    made = secrets.token_hex(16)
-    values = {"id": made, "enrolment": enrolment, "state": "waiting", "made": now}
-    connection.execute(verifications.insert().values(**values, progress="waiting", bundle=bundle))
-    registry.jobs.enqueue(connection, "verify", made)
-    note(connection, "verification.asked", made, enrolment, actor=actor, now=now)
-    return find(connection, made)
 
 
 def _check_free(connection: Connection, enrolment: str) -> None:
@@ -125,7 +130,7 @@ def signed(
     holdings: Holdings,
     result: dict[str, Any],
     *,
-    report: bytes,
+    report: bytes | None,
 ) -> SignedVerdict:
     """The verdict that the child reached, as a record that the registry signs."""
     verdict = result["verdict"]

@@ -5,20 +5,22 @@ import time
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Row, select, update
+from sqlalchemy import Connection, Row, select, update
 
+from polo.checks import Status
 from polo.protocol.challenge import Challenge
 from polo.registry.challenges import service as challenges
 from polo.registry.context import Registry
 from polo.registry.events.service import note
-from polo.registry.jobs import handler
+from polo.registry.jobs import Later, handler
 from polo.registry.objects import key_of
-from polo.registry.schema import issuer_keys, objects, verifications
+from polo.registry.schema import issuer_keys, jobs, objects, verifications
 from polo.registry.verifications import child, sandbox, service
-from polo.registry.verifications.assembly import Holdings
+from polo.registry.verifications.assembly import Holdings, row_of
 from polo.registry.writing import insert_new
 
 _NOTE_EVERY = 2
+_LOOK_AGAIN = 5
 
 
 def _broken(registry: Registry, verification: str, error: str) -> None:
@@ -36,17 +38,21 @@ def _broken(registry: Registry, verification: str, error: str) -> None:
 @handler("verify", give_up=_broken)
 def verify(registry: Registry, verification: str) -> None:
     """Verify a closed chain, and sign the verdict."""
-    with registry.database.begin() as connection:
+    # Reading a long chain takes a while, in which others may write.
+    with registry.database.read() as connection:
         row = service.find(connection, verification)
         if row.state == "done":
             return
-        _set(connection, row, state="running", begun=registry.clock(), progress="fetching files")
+        if _being_checked(connection, row.enrolment):
+            raise Later(_LOOK_AGAIN)
         holdings = Holdings.load(registry, connection, row.enrolment)
         asked = _replay(connection, row)
         trust = connection.execute(
             select(issuer_keys.c.key).where(issuer_keys.c.use == "issuer")
         ).scalars()
         keys = [bytes(key).hex() for key in trust]
+    with registry.database.begin() as connection:
+        _set(connection, row, state="running", begun=registry.clock(), progress="fetching files")
     with sandbox.room(registry) as folder:
         _lay_out(registry, row, holdings, asked, folder)
         request = {"do": "verify", "trust": keys, "task": holdings.task, "name": holdings.id}
@@ -55,6 +61,21 @@ def verify(registry: Registry, verification: str) -> None:
         result = sandbox.run(registry, folder, request, weights=holdings.weights, progress=telling)
         report = (folder / child.REPORT).read_bytes()
     _conclude(registry, row, holdings, result, report, asked)
+
+
+def _being_checked(connection: Connection, enrolment: str) -> bool:
+    """Whether a checkpoint that was shown is still to be looked at; the verdict waits for it."""
+    shown = [
+        each.id
+        for each in challenges.of_enrolment(connection, enrolment)
+        if each.kind == "checkpoint" and each.state == "answered"
+    ]
+    waiting = select(jobs.c.id).where(
+        jobs.c.kind == "challenges.check",
+        jobs.c.subject.in_(shown),
+        jobs.c.state.in_(("waiting", "running")),
+    )
+    return bool(shown) and connection.execute(waiting).first() is not None
 
 
 def _lay_out(
@@ -88,8 +109,6 @@ def _conclude(
 ) -> None:
     """Store verdict and report, and end the replay challenge that the verification decided."""
     assert holdings.manifest is not None
-    if result["proof"] != holdings.manifest.digest.hex():
-        result = _other(result)
     sha256 = hashlib.sha256(report)
     registry.objects.put(key_of(sha256.digest()), report)
     now = registry.clock()
@@ -97,9 +116,17 @@ def _conclude(
     with registry.database.begin() as connection:
         registry.database.lock(connection, "objects")
         insert_new(connection, objects, [{**kept, "size": len(report), "made": now}])
-        if asked is not None and asked.state == "answered":
+        same = result["proof"] == holdings.manifest.digest.hex()
+        if same and asked is not None and asked.state == "answered":
             _end_replay(registry, connection, asked, result)
-        verdict = service.signed(registry, connection, holdings, result, report=sha256.digest())
+        against = _other() if not same else _unmet(connection, row.enrolment)
+        if against is not None:
+            result = _overruled(result, against)
+        # A page that says something else than the verdict is not shown with it.
+        shown = None if against is not None else sha256
+        verdict = service.signed(
+            registry, connection, holdings, result, report=shown.digest() if shown else None
+        )
         _set(
             connection,
             row,
@@ -107,7 +134,7 @@ def _conclude(
             ended=now,
             progress="done",
             outcome=verdict.outcome,
-            report=sha256.hexdigest(),
+            report=shown.hexdigest() if shown else None,
             verdict=verdict.to_bytes(),
         )
         note(
@@ -120,16 +147,42 @@ def _conclude(
         )
 
 
-def _other(result: dict[str, Any]) -> dict[str, Any]:
+def _other() -> dict[str, Any]:
     """A bundle of another proof than the one the chain was closed with: whatever it is worth."""
     detail = "the bundle holds another manifest than the one that the chain was closed with"
-    check = {"name": "manifest", "level": "chain", "status": "failed", "shard": 0, "ancestor": 0}
-    check |= {"place": "manifest.json", "detail": detail, "figures": {}}
+    return _check("manifest", "failed", detail, place="manifest.json")
+
+
+def _unmet(connection: Connection, enrolment: str) -> dict[str, Any] | None:
+    """What the registry asked of the chain and did not get, as a check; None if it got it all."""
+    asked = challenges.of_enrolment(connection, enrolment)
+    failed = [each for each in asked if each.state == "failed"]
+    if failed or row_of(connection, enrolment).state == "failed":
+        why = f": {failed[0].kind} of shard {failed[0].shard or 0}" if failed else ""
+        return _check("challenge", "failed", f"the chain failed what the registry asked{why}")
+    if any(each.state != "passed" for each in asked if each.kind == "checkpoint"):
+        detail = "a checkpoint that the registry asked for is not checked yet"
+        return _check("challenge", Status.UNDECIDED.value, detail)
+    return None
+
+
+def _check(name: str, status: str, detail: str, *, place: str = "") -> dict[str, Any]:
+    check = {"name": name, "level": "chain", "status": status, "shard": 0, "ancestor": 0}
+    return {**check, "place": place, "detail": detail, "figures": {}}
+
+
+def _overruled(result: dict[str, Any], check: dict[str, Any]) -> dict[str, Any]:
+    """The verdict with a check of the registry's own, which the proof alone does not show."""
     verdict = result["verdict"]
+    failed = check["status"] == "failed"
+    if not failed and verdict["outcome"] == "rejected":
+        changed = {}
+    else:
+        said = "REJECTED" if failed else "COULD NOT DECIDE"
+        outcome = "rejected" if failed else "undecided"
+        changed = {"outcome": outcome, "headline": f"{said}: {check['name']}: {check['detail']}"}
     checks = [check, *verdict["checks"]]
-    headline = f"REJECTED: manifest: {detail}"
-    changed = {"outcome": "rejected", "headline": headline, "checks": checks}
-    return {**result, "verdict": {**verdict, **changed}}
+    return {**result, "verdict": {**verdict, "checks": checks, **changed}}
 
 
 def _end_replay(

@@ -214,7 +214,9 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("enrolment", "shard", name=op.f("pk_commitments")),
         sa.UniqueConstraint("index", name=op.f("uq_commitments_index")),
     )
-    op.create_index(op.f("ix_commitments_root"), "commitments", ["root"], unique=False)
+    op.create_index(
+        "ix_commitments_root_enrolment", "commitments", ["root", "enrolment"], unique=False
+    )
     op.create_table(
         "marks",
         sa.Column("enrolment", sa.String(length=64), nullable=False),
@@ -306,7 +308,7 @@ def downgrade() -> None:
     op.drop_table("scans")
     op.drop_table("objects")
     op.drop_table("marks")
-    op.drop_index(op.f("ix_commitments_root"), table_name="commitments")
+    op.drop_index("ix_commitments_root_enrolment", table_name="commitments")
     op.drop_table("commitments")
     op.drop_index(op.f("ix_challenges_enrolment"), table_name="challenges")
     op.drop_index(op.f("ix_challenges_due"), table_name="challenges")

@@ -1,0 +1,116 @@
+"""What a registry asked of a chain and did not get, its own verdict must say."""
+
+import hashlib
+from dataclasses import replace
+
+import pytest
+from sqlalchemy import select, update
+
+from polo.protocol import signing
+from polo.protocol.records import File, Manifest, Receipt, Retention
+from polo.protocol.verdicts import SignedVerdict
+from polo.registry.schema import challenges, enrolments, jobs
+from polo.registry.verifications import child, sandbox
+
+
+@pytest.fixture(autouse=True)
+def _by_hand(monkeypatch):
+    """Jobs are done when a test says so."""
+    from polo.registry.jobs import Jobs
+
+    monkeypatch.setattr(Jobs, "start", lambda *_, **__: None)
+
+
+@pytest.fixture
+def manifest(registry, sending):
+    """A chain of one shard with made-up roots, closed."""
+    import live_chain
+
+    chain = sending.chain
+    chain.clock = registry.clock
+    chain.commit(sending.asking.client)
+    chain.commit(sending.asking.client)
+    start, shard = (Receipt.from_bytes(data, "receipt") for data in chain.receipts)
+    layout = live_chain.LAYOUT.to_bytes()
+    made = Manifest(
+        chain.record,
+        replace(chain.entry(0).start, receipt=start),
+        (replace(chain.entry(1).shard, receipt=shard),),
+        Retention("thin", 1, False),
+        (File("layout.json", len(layout), hashlib.sha256(layout).digest()),),
+        True,
+        0,
+        None,
+    )
+    signed = signing.sign(made, chain.prover)
+    url = f"/v1/enrolments/{chain.id}/close"
+    assert sending.asking.post(url, content=signed.to_bytes()).status_code == 200
+    return signed
+
+
+@pytest.fixture
+def _accepting(monkeypatch, manifest):
+    """A child that finds nothing wrong with the proof itself."""
+
+    def run(registry, folder, request, **_):
+        (folder / child.REPORT).write_text("ACCEPTED")
+        check = {"name": "mark", "level": "chain", "status": "passed", "shard": 1, "ancestor": 0}
+        check |= {"place": "", "detail": "", "figures": {}}
+        said = {"outcome": "accepted", "headline": "ACCEPTED", "levels": [], "checks": [check]}
+        return {"verdict": said, "proof": manifest.digest.hex()}
+
+    monkeypatch.setattr(sandbox, "run", run)
+
+
+def ask(registry, name, state):
+    """Let the registry have asked for the last checkpoint, with this end."""
+    row = {"id": "ab" * 16, "enrolment": name, "kind": "checkpoint", "shard": 1, "state": state}
+    row |= {"record": b"{}", "detail": "", "made": 1, "due": 2**40}
+    with registry.database.begin() as connection:
+        connection.execute(challenges.insert().values(row))
+
+
+def verdict_of(sending, work):
+    url = f"/v1/enrolments/{sending.chain.id}/verifications"
+    made = sending.asking.post(url, json={})
+    assert made.status_code == 202, made.text
+    work()
+    done = sending.asking.get(f"/v1/verifications/{made.json()['id']}").json()
+    return done, done["verdict"] and SignedVerdict.from_json(done["verdict"], "verdict")
+
+
+@pytest.mark.parametrize(
+    ("state", "outcome"),
+    [("passed", "accepted"), ("failed", "rejected"), ("answered", "undecided")],
+)
+@pytest.mark.usefixtures("_accepting")
+def test_a_verdict_says_what_became_of_challenges(registry, sending, work, state, outcome):
+    ask(registry, sending.chain.id, state)
+    done, verdict = verdict_of(sending, work)
+    assert (done["outcome"], verdict.outcome) == (outcome, outcome)
+    assert ("challenge" in {check.name for check in verdict.checks}) == (state != "passed")
+    page = sending.asking.get(f"/v1/verifications/{done['id']}/report")
+    # No page that says ACCEPTED beside a verdict that says something else.
+    assert (page.status_code, verdict.report is None) == (
+        (200, False) if state == "passed" else (404, True)
+    )
+
+
+@pytest.mark.usefixtures("_accepting")
+def test_a_failed_chain_is_rejected_without_a_failed_challenge(registry, sending, work):
+    own = update(enrolments).where(enrolments.c.id == sending.chain.id)
+    with registry.database.begin() as connection:
+        connection.execute(own.values(state="failed"))
+    assert verdict_of(sending, work)[0]["outcome"] == "rejected"
+
+
+@pytest.mark.usefixtures("_accepting")
+def test_a_verdict_waits_for_a_checkpoint_that_is_being_checked(registry, sending, work):
+    ask(registry, sending.chain.id, "answered")
+    with registry.database.begin() as connection:
+        registry.jobs.enqueue(connection, "challenges.check", "ab" * 16, due=2**40)
+    done, verdict = verdict_of(sending, work)
+    assert (done["state"], verdict) == ("waiting", None)
+    with registry.database.read() as connection:
+        states = dict(connection.execute(select(jobs.c.kind, jobs.c.state)).all())
+    assert states == {"challenges.check": "waiting", "verify": "waiting"}
