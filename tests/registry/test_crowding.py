@@ -27,3 +27,14 @@ def test_who_asks_too_often_writes_nothing(client_of: Any, registry: Registry) -
         spent = connection.execute(select(func.count()).select_from(requests)).scalar_one()
     # One for the registration; none for those that were refused.
     assert spent == answers.count(200) + 1
+
+
+def test_strangers_large_pieces_keep_no_small_request_out(
+    client_of: Any, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Anybody can send pieces slowly; commitments, which are small, get in all the same."""
+    asking = client_of(polo.Identity.generate())
+    monkeypatch.setattr(wire, "MOST_HELD", 0)
+    small = asking.post("/v1/enrolments", json={"task": "nothing"})
+    large = asking.post("/v1/enrolments", json={"task": "x" * wire.SMALL})
+    assert (small.json()["code"], large.json()["code"]) == ("task.missing", "registry.busy")

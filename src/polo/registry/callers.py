@@ -287,8 +287,13 @@ async def check_csrf(request: Request, cookie: str) -> None:
 
 async def _charged(registry: Registry, request: Request, given: Authorization) -> Caller:
     # Before anything is written: whoever asks too often must not keep the database busy.
+    request.state.charged = True
     registry.limits.keys.check(given.key.hex())
-    caller = await run_in_threadpool(_admit, registry, request, given)
+    try:
+        caller = await run_in_threadpool(_admit, registry, request, given)
+    except Problem:
+        request.state.charged = False  # Not known to be anybody: the address pays.
+        raise
     charge(request, given.key.hex())
     return caller
 

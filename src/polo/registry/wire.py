@@ -41,6 +41,9 @@ UNCOUNTED = ("/healthz", "/readyz")
 MOST_HELD = 256 * 1024 * 1024
 """Bytes of bodies in memory at the same time, over all requests."""
 
+SMALL = 8 * 1024
+"""Bytes of a body that is taken even when the large ones have filled the room for all."""
+
 SLOWEST = 64 * 1024
 """Bytes a second that a body may come slower than only for its first `body_seconds`."""
 
@@ -165,7 +168,8 @@ class _Exchange:
         if self.most <= self.settings.max_piece:  # Larger ones go to the disk as they come.
             self.held += count
             self.wire.held += count
-            if self.wire.held > MOST_HELD:
+            # Commitments are small, and nobody's large pieces must keep them out.
+            if self.wire.held > MOST_HELD and self.held > SMALL:
                 raise Problem(
                     503,
                     "registry.busy",
