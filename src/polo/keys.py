@@ -52,7 +52,10 @@ class Identity:
         try:
             data = _read(Path(path))
         except StoreError as error:
-            error.advice = "A lost key cannot be replaced; see Keys in docs/threat-model.md."
+            error.advice = (
+                "polo keygen makes a key. A lost one cannot be replaced; see Keys in "
+                "docs/threat-model.md."
+            )
             raise
         if b"PUBLIC KEY" in data:
             raise SignatureError(

@@ -14,6 +14,8 @@ import pytest
 
 import polo
 from polo.cli import run
+from polo.client import http
+from polo.client.client import Client
 from polo.client.enrolled import LiveEnrolment
 from polo.protocol.records import Manifest
 from polo.storage.folder import ProofFolder
@@ -88,6 +90,24 @@ def test_submit_closes_an_unfinished_run_only_if_told_to(
     assert manifest_of(tmp_path / "proof").finished
 
 
+def test_submit_says_at_once_that_the_registry_is_down(
+    cut_off: Path, registry: Any, key: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setitem(
+        Client.__init__.__kwdefaults__, "patience", http.Patience(tries=2, first=0.01)
+    )
+    registry.stop()
+    monkeypatch.setattr("polo.cli.submit._WAIT", 60.0)
+    before = time.monotonic()
+    assert run(["submit", str(cut_off), "--key", str(key)]) == 2
+    assert time.monotonic() - before < 30
+    told = capsys.readouterr().err
+    assert "cannot be reached" in told
+    assert "is it running?" in told
+    registry.start()
+
+
 def test_submit_while_somebody_trains(
     registry: Any, enrolled: Enrol, train: Train, key: Path, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -103,7 +123,18 @@ def test_submit_with_another_key(
 ) -> None:
     bob.save(tmp_path / "bob.key")
     assert run(["submit", str(cut_off), "--key", str(tmp_path / "bob.key")]) == 2
-    assert "signature is not the one of key" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "belongs to another key" in told
+    assert "Give the key that it was trained with" in told
+
+
+def test_submit_what_is_no_proof(
+    key: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["submit", str(tmp_path), "--key", str(key)]) == 2
+    told = capsys.readouterr().err
+    assert "there is no proof here" in told
+    assert "Give the folder that holds manifest.json" in told
 
 
 def test_submit_an_offline_proof(
@@ -200,6 +231,29 @@ def test_an_address_of_something_else(
     told = complaint(web_server, key, tmp_path, capsys)
     assert "answers 404" in told
     assert "Is this the address of a registry?" in told
+
+
+@pytest.mark.parametrize(
+    ("code", "advice", "shown"),
+    [
+        ("resource.missing", "", "Is this the address of a registry?"),
+        ("task.missing", "Offered are digits.", "Offered are digits."),
+    ],
+)
+def test_a_page_that_a_registry_does_not_have(code: str, advice: str, shown: str) -> None:
+    body = json.dumps({"code": code, "detail": "nothing", "advice": advice}).encode()
+    reply = http.Reply(404, body, {"content-type": "application/problem+json"})
+    assert shown in http._refusal(reply, "https://registry.example/wrong").diagnostics()
+
+
+def test_https_where_none_is_spoken(
+    web_server: str, key: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    once = http.Patience(tries=1)
+    monkeypatch.setitem(Client.__init__.__kwdefaults__, "patience", once)
+    told = complaint(web_server.replace("http:", "https:"), key, tmp_path, capsys)
+    assert "It does not speak https" in told
 
 
 def test_a_registry_that_is_down(

@@ -7,6 +7,7 @@ import pytest
 from sqlalchemy import func, select
 
 import polo
+from polo.registry import wire
 from polo.registry.context import Registry
 from polo.registry.limits import BURST_SECONDS
 from polo.registry.schema import requests

@@ -135,7 +135,11 @@ def test_a_database_that_is_away_or_old(registry, tmp_path):
     nowhere = replace(registry.settings, database="postgresql://nobody@127.0.0.1:1/none")
     lines = [line for line in examine(nowhere) if line.state == BAD]
     assert [line.about for line in lines] == ["database"]
-    empty = replace(registry.settings, database=f"sqlite:///{tmp_path / 'other.sqlite'}")
+    file = tmp_path / "other.sqlite"
+    empty = replace(registry.settings, database=f"sqlite:///{file}")
+    assert "is not there" in next(line.found for line in examine(empty) if line.state == BAD)
+    assert not file.exists()
+    file.touch()
     (line,) = [line for line in examine(empty) if line.state == BAD]
     assert "migrate" in line.advice
 

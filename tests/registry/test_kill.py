@@ -54,6 +54,7 @@ class Server:
             env={**os.environ, "SERVE_LOG": str(log)},
         )
         self._log = log
+        self._child = None
 
     def start(self):
         self._worker.stdin.write(json.dumps(self._arguments) + "\n")
@@ -69,9 +70,12 @@ class Server:
 
     def end(self, number):
         os.kill(self._child, number)
+        self._child = None
         assert self._worker.stdout.readline() == "dead\n"
 
     def close(self):
+        if self._child is not None:  # The test failed while it was serving.
+            self.end(signal.SIGKILL)
         self._worker.stdin.close()
         assert self._worker.wait(30) == 0
         self._worker.stdout.close()

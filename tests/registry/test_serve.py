@@ -147,8 +147,27 @@ def test_a_port_in_use_is_said_and_nothing_is_made(tmp_path, capsys):
         port = str(taken.getsockname()[1])
         data = tmp_path / "registry"
         assert run(["registry", "serve", "--data", str(data), "--port", port]) == 2
-    assert "cannot listen" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert f"127.0.0.1:{port}: cannot listen there: Address already in use\n" in told
+    assert "Is a registry running there already?" in told
     assert not data.exists()
+
+
+def test_a_folder_that_is_none_is_said(tmp_path, capsys):
+    (tmp_path / "file").write_text("here first")
+    assert run(["registry", "token", "x", "--data", str(tmp_path / "file")]) == 2
+    assert "--data FOLDER" in capsys.readouterr().err
+
+
+def test_a_token_does_not_wait_for_the_whole_server(in_child, tmp_path):
+    code = """
+import sys
+from polo.cli import run
+assert run(["registry", "token", "x", "--data", sys.argv[1]]) == 0
+assert "polo.registry.pages" not in sys.modules
+assert "polo.registry.app" not in sys.modules
+"""
+    in_child(code, tmp_path)
 
 
 def test_another_database_is_not_migrated_by_itself(tmp_path, capsys):

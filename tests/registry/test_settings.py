@@ -48,6 +48,7 @@ def test_the_file_may_be_named_by_the_environment(tmp_path):
         "port = true",
         'port = "x"',
         "port = -1",
+        "port = 65536",
         "host = 1",
         "rate = 0",
         'jobs = "elsewhere"',

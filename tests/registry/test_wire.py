@@ -127,7 +127,9 @@ class TestSizes:
 
         headers = {"Content-Type": "application/json"}
         with contextlib.suppress(httpx2.TransportError):  # The answer may be lost in the hang-up.
-            answer = httpx2.post(f"{served}/v1/identities", content=endless(), headers=headers)
+            answer = httpx2.post(
+                f"{served}/v1/identities", content=endless(), headers=headers, timeout=60
+            )
             assert answer.json()["code"] == "body.too-large"
         assert sent < 100_000_000
         refused = registry.metrics.refused.labels("body.too-large")._value

@@ -48,7 +48,7 @@ def enrol_at(
     from polo.storage.bundle import glance
 
     if (out / ENROLMENT_FILE).exists():
-        raise StoreError("holds an enrolment already", place=str(out), advice="Give another one.")
+        raise StoreError("holds an enrolment already", place=str(out), advice="Give another --out.")
     committed = load_record(data / "data.json" if data.is_dir() else data) if data else None
     origin = glance(parent)[1].enrolment.digest.hex() if parent else None
     with Client(url, key) as client:
@@ -158,4 +158,4 @@ def day(seconds: object) -> str:
     """A time as people read it; what is none becomes a question mark."""
     if not isinstance(seconds, int) or not 0 <= seconds < 2**35:
         return "?"
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(seconds))
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))

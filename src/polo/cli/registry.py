@@ -1,5 +1,7 @@
 """`polo registry`: run a registry, and look after it."""
 
+import errno
+import importlib
 import os
 import signal
 import socket
@@ -57,8 +59,8 @@ def serve(
 ) -> None:
     """Run a registry until it is told to stop.
 
-    The first start makes the folder, the database and the keys, and prints the operator's first
-    token, once. SIGTERM lets running requests end.
+    The first start makes the folder, the database and the keys, and prints the
+    operator's first token, once. SIGTERM lets running requests end.
 
     Examples:
     polo registry serve
@@ -76,7 +78,7 @@ def serve(
     migrate
         Bring the database up to date first; the registry's own SQLite file always is.
     """
-    need_parts()
+    need_parts("serving")
     from polo.registry import observing
     from polo.registry.context import Registry
 
@@ -121,9 +123,10 @@ def migrate(*, to: str = "head", options: Options = DEFAULT) -> None:
 
 @keys.command
 def rotate(*, json: Flag = False, options: Options = DEFAULT) -> None:
-    """Make a new issuer key for new enrolments. Old keys stay, and what they signed stays valid.
+    """Make a new issuer key for new enrolments; what old ones signed stays valid.
 
-    A running registry takes the new key for its next enrolment. The log's key does not change.
+    A running registry takes the new key for its next enrolment. The log's key
+    does not change.
 
     Parameters
     ----------
@@ -214,17 +217,25 @@ def load(options: Options, **flags: object) -> "Settings":
     for item in options.settings:
         name, equals, value = item.partition("=")
         if not equals or name not in names():
-            raise FormatError(f"{item[:80]!r} sets nothing", place="--set", advice="NAME=VALUE")
+            raise FormatError(
+                f"{item[:80]!r} sets nothing",
+                place="--set",
+                advice="Write NAME=VALUE; docs/operate.md lists the names.",
+            )
         others[name] = value
     given: dict[str, Any] = {**chosen, **flags}
     given = {name: value for name, value in given.items() if value is not None}
     return Settings.load(options.file, **{**others, **given})
 
 
-def need_parts() -> None:
-    """Say what to install where the registry's packages are not there."""
+def need_parts(part: str = "context") -> None:
+    """Say what to install where the registry's packages are not there.
+
+    Args:
+        part: The module of the registry that is needed; the whole server takes a second to import.
+    """
     try:
-        import polo.registry.serving  # noqa: F401
+        importlib.import_module(f"polo.registry.{part}")
     except ModuleNotFoundError as error:
         raise MissingError(
             f"a registry needs {error.name}, which is not installed",
@@ -238,10 +249,14 @@ def _listen(settings: "Settings") -> socket.socket:
     try:
         return socket.create_server((settings.host, settings.port), family=family, backlog=1024)
     except OSError as error:
+        in_use = error.errno == errno.EADDRINUSE
+        # The exception's own words say the address a second time, as Python writes it.
+        why = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
         raise StoreError(
-            f"cannot listen there: {error.strerror or error}",
+            f"cannot listen there: {why}",
             place=f"{settings.host}:{settings.port}",
-            advice="Choose another --host or --port.",
+            advice=("Is a registry running there already? " if in_use else "")
+            + "Choose another --host or --port.",
         ) from error
 
 

@@ -1,5 +1,6 @@
 """`polo registry backup`, `restore` and `doctor`."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -22,8 +23,8 @@ def backup(
 ) -> None:
     """Write everything into one file, while the registry goes on serving.
 
-    With the key in it, the file is all that the registry is: whoever has it can sign as the
-    registry. Keep it like the key itself, or keep both apart.
+    With the key in it, the file is all that the registry is: whoever has it can
+    sign as the registry. Keep it like the key itself, or keep both apart.
 
     Example: polo registry backup /backups/2027-01-15.tar --without-key
 
@@ -54,7 +55,9 @@ def backup(
 
 
 def restore(source: Path, /, *, json: Flag = False, options: Options = DEFAULT) -> None:
-    """Make a registry out of a backup, where none is yet. The kind of database may be another.
+    """Make a registry out of a backup, where none is yet.
+
+    The kind of database may be another.
 
     Digests, the log, receipts and secrets are checked before anything counts.
 
@@ -70,12 +73,14 @@ def restore(source: Path, /, *, json: Flag = False, options: Options = DEFAULT) 
     need_parts()
     from polo.registry.operations.restore import restore as read
 
-    about = read(load(options), source)
+    settings = load(options)
+    about = read(settings, source)
     if json:
         print_json(about.to_json())
         return
     print(f"restored {about.origin}: {about.size} entries of the log, all of them checked")
-    print("next: polo registry doctor --all, then polo registry serve")
+    print(f"next: polo registry doctor --all --data {shlex.quote(str(settings.data))}")
+    print("then start it as the old one was: with the same origin, and this folder")
 
 
 def doctor(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from polo.cli.keys import passphrase_of
 from polo.cli.live import day
 from polo.cli.output import Flag, print_json, progress_bar
-from polo.errors import StoreError
+from polo.errors import SignatureError, StoreError
 
 if TYPE_CHECKING:
     from polo.client.client import Client
@@ -41,8 +41,9 @@ def submit(
 
     polo submit proof --key alice.key --close --report report.html
 
-    It does what a run that crashed or was cut off left to do, and can be repeated. Exit code 0
-    accepted or nothing left to do, 1 rejected, 2 could not be decided or done.
+    It does what a run that crashed or was cut off left to do, and can be repeated.
+    Exit code 0 accepted or nothing left to do, 1 rejected, 2 could not be decided
+    or done.
 
     Parameters
     ----------
@@ -78,6 +79,12 @@ def submit(
         raise StoreError("is there already", place=str(report), advice="Give a new file.")
     signer = Identity.load(key, passphrase_of() if passphrase else None)
     enrolment = LiveEnrolment.of_proof(proof, registry)
+    if signer.public_key != enrolment.record.identity:
+        raise SignatureError(
+            "belongs to another key",
+            place=str(proof),
+            advice="Give the key that it was trained with: --key",
+        )
     errand = _Errand(proof, enrolment, signer, say=not json)
     try:
         if not errand.hand_in(close=close):
@@ -120,6 +127,7 @@ class _Errand:
         from polo.client import closing
         from polo.client.submitting import commit_open
 
+        self._client.enrolment(self._enrolment.id)  # One that is away is said now, not in an hour.
         with progress_bar() as tell:
             tell("waiting for the last receipt", 0, 1)
             if commit_open(self._writer, self._source, seconds=_WAIT):

@@ -196,8 +196,7 @@ class Connection:
             raise OutageError(
                 f"cannot be reached ({' '.join(str(error).split())[:120] or type(error).__name__})",
                 place=self.url,
-                advice="Is this the address of a registry, and is it running? It is tried again "
-                "where that can help.",
+                advice=_out_of_reach(str(error)),
             ) from error
         except self._httpx.HTTPError as error:
             raise distrust(str(error)[:200], place=self.url) from error
@@ -226,7 +225,7 @@ def checked_url(url: str) -> str:
             "is no address of a registry",
             code="registry.address",
             place=url[:200],
-            advice="Give one like https://registry.example",
+            advice="Give one like https://registry.example or http://127.0.0.1:8440",
         )
     if "@" in parts.netloc:
         raise SignatureError(
@@ -273,8 +272,15 @@ def _refusal(reply: Reply, place: str) -> PoloError:
     return RegistryError(detail, code=code, status=reply.status, place=place, advice=advice)
 
 
+def _out_of_reach(why: str) -> str:
+    """What to do where no connection came about."""
+    if "WRONG_VERSION_NUMBER" in why:
+        return "It does not speak https. A registry without a TLS proxy is at http://…"
+    return "Is this the address of a registry, and is it running?"
+
+
 def _advice(code: str, advice: str, said: Mapping[str, Any]) -> str:
-    if code == "http.404" and not said:
+    if code in ("http.404", "resource.missing") and not advice:
         return "Is this the address of a registry? Give the one that its operator named."
     if code == "caller.stale":
         return f"Set this machine's clock: it says {time.strftime('%H:%M:%S', time.gmtime())} UTC."

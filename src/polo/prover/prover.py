@@ -326,7 +326,7 @@ class Prover:
         if trouble:
             warnings.warn(
                 f"the proof is finished, but not closed at the registry ({trouble}); later: "
-                f"polo submit {self._writer.path}",
+                f"polo submit {self._writer.path} --key KEY",
                 ReceiptWarning,
                 stacklevel=3,
             )

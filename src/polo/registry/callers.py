@@ -144,6 +144,18 @@ def target_of(request: Request) -> str:
     return target.decode("ascii", "replace")
 
 
+def claimed(request: Request, registry: Registry) -> None:
+    """Refuse a signature that cannot hold, whatever the body will be: unknown key, or stale."""
+    try:
+        given = Authorization.parse(request.headers.get("authorization", ""))
+    except FormatError as error:
+        raise _refused(request, "caller.bad-header", error.message, error.advice) from error
+    if not given.is_fresh(registry.clock()):
+        raise _refused(request, "caller.stale", "signed too long ago, or in the future")
+    with registry.database.read() as connection:
+        identity_at(connection, given.key)
+
+
 async def possession(request: Request) -> Caller:
     """Whoever holds the key that signed, registered or not; for registering one."""
     registry = registry_of(request)

@@ -126,6 +126,8 @@ class Settings:
             value = getattr(self, setting.name)
             if isinstance(value, int) and value < (0 if setting.name == "port" else 1):
                 raise _wrong(setting.name, f"{value} is too small")
+        if self.port > 65535:
+            raise _wrong("port", f"{self.port} is no port: they end at 65535")
         for network in self.trusted_proxies:
             try:
                 ip_network(network, strict=False)

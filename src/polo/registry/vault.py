@@ -72,7 +72,11 @@ class Vault:
             mode = path.stat().st_mode
             data_key = path.read_bytes()
         except OSError as error:
-            raise StoreError(f"cannot be used: {error.strerror}", place=str(path)) from error
+            raise StoreError(
+                f"cannot be used: {error.strerror}",
+                place=str(path),
+                advice="The registry needs a folder of its own that it may write to: --data FOLDER",
+            ) from error
         if mode & 0o077:
             raise StoreError(
                 "others can read the data key", place=str(path), advice=f"chmod 600 {path}"

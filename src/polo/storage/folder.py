@@ -106,14 +106,19 @@ class ProofFolder:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         if not os.path.isdir(self.path):
-            raise StoreError(
-                "there is no proof here",
-                place=str(path),
-                advice=f"Give the folder that holds {MANIFEST_FILE}.",
-            )
+            raise self._missing()
+
+    def _missing(self) -> StoreError:
+        return StoreError(
+            "there is no proof here",
+            place=str(self.path),
+            advice=f"Give the folder that holds {MANIFEST_FILE}.",
+        )
 
     def manifest(self) -> Manifest:
         """The manifest, parsed; its signature is not checked here."""
+        if not os.path.lexists(self.path / MANIFEST_FILE):
+            raise self._missing()
         return Manifest.from_bytes(
             self._read(MANIFEST_FILE, canonical.MAX_DOCUMENT_BYTES), MANIFEST_FILE
         )

@@ -43,8 +43,9 @@ def test_a_task_that_cannot_be_built_says_why(tmp_path: Path) -> None:
     tasks = Tasks(tmp_path, str(file))
     with pytest.raises(PoloError, match="40000 bits"):
         tasks.get("digits")
-    with pytest.raises(PoloError, match="unknown here"):
+    with pytest.raises(PoloError, match="unknown here") as refused:
         tasks.get("nothing")
+    assert "Tell the registry's operator" in refused.value.advice
 
 
 def test_the_server_never_loads_torch(built: Path) -> None:

@@ -44,3 +44,9 @@ def test_no_mark_is_read_before_its_nonce_was_given(
         service.release(registry, connection, live.id, 1)
     assert live.post(ahead).status_code == 202
     assert read == [1, 2]
+
+
+def test_what_the_log_cannot_hold_is_not_even_parsed(live: Any) -> None:
+    answer = live.post(b'{"x":' + b"[" * 70_000)
+    assert (answer.status_code, answer.json()["code"]) == (422, "commitment.broken")
+    assert "65535" in answer.json()["detail"]

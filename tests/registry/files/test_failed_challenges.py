@@ -9,7 +9,7 @@ from sqlalchemy import select, update
 from polo.protocol import signing
 from polo.protocol.records import File, Manifest, Receipt, Retention
 from polo.protocol.verdicts import SignedVerdict
-from polo.registry.schema import challenges, enrolments, jobs
+from polo.registry.schema import challenges, enrolments, jobs, uploads
 from polo.registry.verifications import child, sandbox
 
 
@@ -114,3 +114,56 @@ def test_a_verdict_waits_for_a_checkpoint_that_is_being_checked(registry, sendin
     with registry.database.read() as connection:
         states = dict(connection.execute(select(jobs.c.kind, jobs.c.state)).all())
     assert states == {"challenges.check": "waiting", "verify": "waiting"}
+
+
+def test_an_answer_that_comes_with_the_end_does_not_undo_it(
+    registry, sending, refused, monkeypatch
+):
+    """Two transactions at once, on PostgreSQL: one saw the challenge open, one ended it."""
+    import live_chain
+
+    from polo.registry.challenges import service
+
+    size = live_chain.LAYOUT.size
+    ask(registry, sending.chain.id, "open")
+    real = service.uploads.stored
+
+    def ended(connection, *given):
+        connection.execute(update(challenges).values(state="failed"))
+        return real(connection, *given)
+
+    with registry.database.begin() as connection:
+        row = {"id": "cd" * 16, "enrolment": sending.chain.id, "kind": "checkpoint", "shard": 1}
+        row |= {"size": size, "sha256": "00" * 32, "received": size, "state": "stored"}
+        connection.execute(uploads.insert().values(**row, made=1, expires=2**40))
+    monkeypatch.setattr(service.uploads, "stored", ended)
+    url = f"/v1/challenges/{'ab' * 16}/answer"
+    refused(sending.asking.post(url, json={"upload": "cd" * 16}), 409, "challenge.over")
+
+
+def test_who_withdraws_before_a_challenge_is_due_has_failed_it(registry, sending, clock):
+    from polo.registry.challenges import work
+
+    ask(registry, sending.chain.id, "open")
+    with registry.database.begin() as connection:
+        connection.execute(update(challenges).values(due=registry.clock() + 60))
+    url = f"/v1/enrolments/{sending.chain.id}"
+    assert sending.asking.post(f"{url}/withdraw").json()["state"] == "withdrawn"
+    clock.advance(61)
+    work.expire(registry, "")
+    assert sending.asking.get(url).json()["state"] == "failed"
+
+
+@pytest.mark.usefixtures("manifest")
+def test_a_proof_that_is_made_to_be_slow_is_tried_once(registry, sending, work, clock, monkeypatch):
+    tried = []
+
+    def run(*_, **__):
+        tried.append(1)
+        raise sandbox.SlowError("took longer than 6 hours")
+
+    monkeypatch.setattr(sandbox, "run", run)
+    done, _ = verdict_of(sending, work)
+    clock.advance(86_400)
+    work()
+    assert (done["state"], len(tried)) == ("broken", 1)

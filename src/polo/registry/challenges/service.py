@@ -131,11 +131,14 @@ def answer(registry: Registry, identity: str, challenge: str, upload: str) -> Ro
             raise Problem(409, "challenge.over", f"the challenge is {row.state}")
         if row.due < now:
             raise Problem(409, "challenge.late", f"the challenge was due {now - row.due} s ago")
-        connection.execute(
+        # Another request, or the end of its time, may have been faster: one answer counts.
+        taken = connection.execute(
             update(challenges)
-            .where(challenges.c.id == challenge)
+            .where(challenges.c.id == challenge, challenges.c.state == "open")
             .values(state="answered", answer=file.sha256)
         )
+        if taken.rowcount != 1:
+            raise Problem(409, "challenge.over", "the challenge was answered or ended meanwhile")
         if row.kind == "checkpoint":
             registry.jobs.enqueue(connection, "challenges.check", challenge)
         note(connection, "challenge.answered", challenge, actor=identity, now=now)
@@ -166,7 +169,8 @@ def end(
 
 def fail_chain(connection: Connection, enrolment: str, why: str, now: int) -> None:
     """The chain has failed; nothing more is taken for it."""
-    alive = enrolments.c.state.in_(("open", "closed"))
+    # One that was withdrawn in view of a challenge is no better than one that did not answer.
+    alive = enrolments.c.state != "failed"
     done = connection.execute(
         update(enrolments)
         .where(enrolments.c.id == enrolment, alive)

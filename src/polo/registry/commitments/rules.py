@@ -3,10 +3,11 @@
 import functools
 from dataclasses import dataclass
 
-from polo.errors import PoloError
+from polo.errors import LimitError, PoloError
 from polo.keys import Ed25519Verifier
 from polo.protocol import chain as chains
 from polo.protocol.entries import Entry
+from polo.protocol.log_tiles import MAX_ENTRY
 from polo.protocol.requests import Authorization
 from polo.registry.commitments.chains import Chain
 from polo.registry.problems import CODES, Problem
@@ -79,6 +80,8 @@ class Standing:
 def readable(data: bytes, chain: Chain) -> Entry:
     """The entry in a body, of this chain and signed by its prover; else a `Problem`."""
     try:
+        if len(data) > MAX_ENTRY:
+            raise LimitError(f"{len(data)} bytes; the log takes at most {MAX_ENTRY}")
         entry = Entry.from_bytes(data, "entry")
     except PoloError as error:
         raise Problem(

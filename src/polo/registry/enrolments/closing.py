@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, func, select
 
 from polo.errors import PoloError
 from polo.keys import Ed25519Verifier
@@ -13,11 +13,15 @@ from polo.protocol.records import Enrolment, Manifest, Receipt, Shard, Start
 from polo.registry.problems import Problem
 from polo.registry.schema import commitments
 
+_COUNT = select(func.count()).select_from(commitments)
 _ROWS = select(commitments.c.record, commitments.c.receipt).order_by(commitments.c.shard)
 
 
-def checked(connection: Connection, id_: str, enrolment: Enrolment, data: bytes) -> Manifest:
-    """The manifest in a body; a `Problem` if it is not the whole chain, and only that."""
+def read(enrolment: Enrolment, data: bytes) -> Manifest:
+    """The manifest in a body, signed and for this enrolment; else a `Problem`.
+
+    A large one takes seconds to read: to be done before any lock is taken.
+    """
     try:
         manifest = Manifest.from_bytes(data, "manifest")
         signing.check(manifest, enrolment.identity, Ed25519Verifier(), place="manifest")
@@ -27,6 +31,16 @@ def checked(connection: Connection, id_: str, enrolment: Enrolment, data: bytes)
         raise _wrong("it is for another enrolment")
     if not manifest.finished:
         raise _wrong("the prover has not finished the proof")
+    return manifest
+
+
+def check(connection: Connection, id_: str, manifest: Manifest) -> None:
+    """Refuse a manifest that is not the whole chain, and only that."""
+    count = connection.execute(_COUNT.where(commitments.c.enrolment == id_)).scalar_one()
+    if len(manifest.shards) + 1 != count:
+        raise _wrong(
+            f"it has {len(manifest.shards)} shards, and {max(0, count - 1)} were committed to"
+        )
     rows = connection.execute(_ROWS.where(commitments.c.enrolment == id_))
     committed = [
         (Entry.from_bytes(bytes(row.record), "entry"), row.receipt and bytes(row.receipt))
@@ -34,16 +48,12 @@ def checked(connection: Connection, id_: str, enrolment: Enrolment, data: bytes)
     ]
     if fault := next(_faults(manifest, committed), None):
         raise _wrong(fault)
-    return manifest
 
 
 def _faults(manifest: Manifest, committed: list[tuple[Entry, bytes | None]]) -> Iterator[str]:
     from polo.storage.folder import opening_path  # numpy, without which the server starts
 
     listed: list[Start | Shard] = [manifest.start, *manifest.shards]
-    if len(listed) != len(committed):
-        yield f"it has {len(listed) - 1} shards, and {len(committed) - 1} were committed to"
-        return
     files = {file.path: file.sha256 for file in manifest.files}
     for said, (entry, receipt) in zip(listed, committed, strict=True):
         name = f"shard {entry.number}" if entry.number else "the start"
@@ -64,5 +74,6 @@ def _wrong(detail: str) -> Problem:
         422,
         "enrolment.manifest",
         detail,
-        advice="Send manifest.json as `finish()` wrote it, with every receipt in its place.",
+        advice="Send manifest.json as `finish()` wrote it, with every receipt in its place. If "
+        "there are too few shards, train on first: a new Prover goes on with the proof.",
     )

@@ -13,7 +13,7 @@ from polo.registry import callers
 from polo.registry.callers import Caller, registry_of, request_id
 from polo.registry.commitments.sequencer import LOCK
 from polo.registry.context import Registry
-from polo.registry.enrolments import service
+from polo.registry.enrolments import closing, service
 from polo.registry.enrolments.service import Enrolled
 from polo.registry.idempotency import once
 from polo.registry.paging import Limit, Page
@@ -85,7 +85,12 @@ def _enrol(
 ) -> View:
     assert caller.identity is not None
     assert caller.key is not None
-    registry.tasks.get(body.task)  # May take seconds, and nobody must wait for the lock then.
+    # Both may take seconds, and nobody must wait for the lock then.
+    layout = registry.tasks.get(body.task).terms.layout
+    start = None
+    if body.parent is not None:
+        with registry.database.read() as connection:
+            start = service.last_root(connection, body.parent, layout)
     identity, key = caller.identity, caller.key
     with registry.database.begin() as connection:
 
@@ -99,6 +104,7 @@ def _enrol(
                 bits=body.bits,
                 data=data,
                 parent=body.parent,
+                start=start,
                 request=request_id(request),
             )
             return {"id": made.id}
@@ -161,11 +167,15 @@ async def close(
 def _close(
     request: Request, enrolment: str, registry: Registry, caller: Caller, data: bytes
 ) -> Summary:
+    with registry.database.read() as connection:
+        found = _own(service.get(connection, enrolment), caller)
+    # It takes long, and nobody must wait for the lock then.
+    manifest = closing.read(Enrolment.from_bytes(found.record, "enrolment"), data)
     with registry.database.begin() as connection:
         # No entry may get in between the look at the commitments and the close.
         registry.database.lock(connection, LOCK)
-        found = _own(service.get(connection, enrolment), caller)
-        closed = service.close(registry, connection, found, data, request_id(request))
+        found = service.get(connection, enrolment)
+        closed = service.close(registry, connection, found, manifest, request_id(request))
     return Summary(**_summary(closed))
 
 

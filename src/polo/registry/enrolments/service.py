@@ -8,7 +8,7 @@ from sqlalchemy import Connection, Row, insert, select, update
 
 from polo.protocol.effort import DataRecord
 from polo.protocol.log_notes import COSIGNATURE, NoteKey
-from polo.protocol.records import Enrolment, Manifest
+from polo.protocol.records import Manifest
 from polo.registry.commitments.chains import about_secret
 from polo.registry.context import Registry
 from polo.registry.enrolments import closing
@@ -74,6 +74,7 @@ def make(
     bits: int | None,
     data: DataRecord | None,
     parent: str | None,
+    start: bytes | None,
     request: str | None,
 ) -> Enrolled:
     """Draw κ, sign terms, and keep both.
@@ -87,6 +88,7 @@ def make(
         bits: Bits of a mark; None for the usual.
         data: The data, where the terms ask for replay.
         parent: Enrolment of the chain to go on from.
+        start: Root that it ends in, by `last_root`.
         request: The request's id.
     """
     from polo.enrolment import enrol_live
@@ -100,7 +102,7 @@ def make(
         witnesses=_witnesses(registry),
         bits=bits,
         data=data,
-        parent=_last_root(connection, parent, offered.terms.layout) if parent else None,
+        parent=start,
     )
     secret = secrets.token_bytes(32)
     issuer = registry.vault.issuer(connection)
@@ -114,6 +116,24 @@ def make(
     connection.execute(insert(enrolments).values(**made.__dict__, secret=sealed, manifest=None))
     events.note(connection, "enrolment.made", id_, task, actor=identity, request=request, now=now)
     return made
+
+
+def last_root(connection: Connection, parent: str, layout: bytes) -> bytes:
+    """Root of the model that a closed chain ends in; a large manifest takes seconds to read.
+
+    Args:
+        connection: A transaction that nobody waits for.
+        parent: Enrolment of the chain.
+        layout: Digest of the layout that its tensors must have.
+    """
+    found = connection.execute(select(*_COLUMNS).where(enrolments.c.id == parent)).first()
+    data = _manifest(connection, parent)
+    if found is None or found.state != "closed" or data is None:
+        raise Problem(422, "enrolment.parent", "the parent is no closed chain of this registry")
+    manifest = Manifest.from_bytes(data, "parent")
+    if manifest.terms.layout != layout:
+        raise Problem(422, "enrolment.parent", "the parent's tensors are not the task's")
+    return manifest.last_root
 
 
 def get(connection: Connection, enrolment: str) -> Enrolled:
@@ -151,15 +171,20 @@ def page(
 
 
 def close(
-    registry: Registry, connection: Connection, found: Enrolled, data: bytes, request: str | None
+    registry: Registry,
+    connection: Connection,
+    found: Enrolled,
+    manifest: Manifest,
+    request: str | None,
 ) -> Enrolled:
-    """Close a chain with its manifest, which must say what the log says."""
+    """Close a chain with its manifest, read by `closing.read`; it must say what the log says."""
     from polo.registry.challenges import service as challenges
 
-    manifest = closing.checked(connection, found.id, Enrolment.from_bytes(found.record, "x"), data)
+    data = manifest.to_bytes()
     if found.state == "closed" and _manifest(connection, found.id) == data:
         return found
     _check_open(found)
+    closing.check(connection, found.id, manifest)
     closed = _change(registry, connection, found, "closed", request, manifest=data)
     challenges.closed(registry, connection, found.id, manifest)
     return closed
@@ -218,17 +243,6 @@ def _manifest(connection: Connection, enrolment: str) -> bytes | None:
     query = select(enrolments.c.manifest).where(enrolments.c.id == enrolment)
     found = connection.execute(query).scalar()
     return None if found is None else bytes(found)
-
-
-def _last_root(connection: Connection, parent: str, layout: bytes) -> bytes:
-    """Root of the model that a closed chain ends in."""
-    data = _manifest(connection, parent)
-    if data is None:
-        raise Problem(422, "enrolment.parent", "the parent is no closed chain of this registry")
-    manifest = Manifest.from_bytes(data, "parent")
-    if manifest.terms.layout != layout:
-        raise Problem(422, "enrolment.parent", "the parent's tensors are not the task's")
-    return manifest.last_root
 
 
 def _enrolled(row: Row[Any]) -> Enrolled:

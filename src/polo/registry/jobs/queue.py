@@ -1,6 +1,7 @@
 """The table of jobs: putting in, taking out under a lease, and noting how it ended."""
 
 import threading
+import time
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from polo.registry.jobs.runner import Runner
 
 QUEUES = ("cpu", "gpu")
+LONG = ("verify", "scan")
+"""Kinds of jobs that may take hours. Inside they have a thread of their own: provers wait for the
+others, which give receipts."""
+
 LEASE = 30
 """Seconds that whoever does a job has it for; renewed while it is being done."""
 
@@ -54,7 +59,7 @@ class Jobs:
         self.mode = mode
         self.stopping = threading.Event()
         self._wake = threading.Event()
-        self._runner: Runner | None = None
+        self._runners: list[Runner] = []
 
     def enqueue(
         self,
@@ -110,16 +115,17 @@ class Jobs:
         from polo.registry.jobs.runner import Runner
 
         self.stopping.clear()
-        self._runner = Runner(registry, queues, self._wake)
-        self._runner.start()
+        self._runners = [Runner(registry, queues, self._wake, long=long) for long in (False, True)]
+        for runner in self._runners:
+            runner.start()
 
     def stop(self, timeout: float = 20) -> None:
         """Let running work end, or put itself back, and begin none."""
         self.stopping.set()
         self._wake.set()
-        if self._runner:
-            self._runner.join(timeout)
-            self._runner = None
+        until = time.monotonic() + timeout
+        while self._runners:
+            self._runners.pop().join(max(0, until - time.monotonic()))
 
 
 def take(
@@ -128,6 +134,7 @@ def take(
     *,
     queues: Collection[str] = QUEUES,
     number: int | None = None,
+    long: bool | None = None,
 ) -> Taken | None:
     """Take a job whose time has come, or whose lease ran out; None if there is none.
 
@@ -136,6 +143,7 @@ def take(
         now: The time.
         queues: Queues to look in.
         number: Only this job.
+        long: Only jobs that may take long, or only others; by default all.
     """
     ready = or_(
         and_(jobs.c.state == "waiting", jobs.c.due <= now),
@@ -144,6 +152,8 @@ def take(
     asked = select(jobs).where(ready, jobs.c.queue.in_(queues)).order_by(jobs.c.due, jobs.c.id)
     if number is not None:
         asked = asked.where(jobs.c.id == number)
+    if long is not None:
+        asked = asked.where(jobs.c.kind.in_(LONG) if long else jobs.c.kind.not_in(LONG))
     asked = asked.limit(1)
     with database.read() as connection:
         # Looking takes no lock, and most of the time there is nothing.

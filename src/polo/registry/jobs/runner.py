@@ -26,22 +26,24 @@ _LOG = logging.getLogger("polo.registry.jobs")
 
 
 class Runner(threading.Thread):
-    """The thread that does a server's jobs.
+    """A thread that does a server's jobs.
 
     Args:
         registry: The registry.
         queues: Queues to serve.
         wake: Set when there may be something to do.
+        long: Whether it does the jobs that may take long, or the others.
     """
 
     def __init__(
-        self, registry: "Registry", queues: Collection[str], wake: threading.Event
+        self, registry: "Registry", queues: Collection[str], wake: threading.Event, *, long: bool
     ) -> None:
-        super().__init__(name="polo-jobs", daemon=True)
+        super().__init__(name="polo-long-jobs" if long else "polo-jobs", daemon=True)
         handlers.load()
         self._registry = registry
         self._queues = queues
         self._wake = wake
+        self._long = long
 
     def run(self) -> None:
         """Do jobs until the registry stops."""
@@ -62,7 +64,10 @@ class Runner(threading.Thread):
 
     def _one(self) -> bool:
         taken = queue.take(
-            self._registry.database, self._registry.clock(), queues=tuple(self._queues)
+            self._registry.database,
+            self._registry.clock(),
+            queues=tuple(self._queues),
+            long=self._long,
         )
         if taken is None:
             return False

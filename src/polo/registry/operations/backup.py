@@ -68,10 +68,14 @@ def backup(
         clock: Gives the time.
     """
     if path.exists():
-        raise StoreError("there is something already", place=str(path))
+        raise StoreError("there is something already", place=str(path), advice="Name a new file.")
     key_file = settings.data / KEY_FILE
     if not key_file.exists():
-        raise StoreError("there is no registry here", place=str(settings.data))
+        raise StoreError(
+            "there is no registry here",
+            place=str(settings.data),
+            advice="Name its folder: --data, or --file with its settings.",
+        )
     database = Database(settings.database)
     try:
         with atomic.replacing(path, mode=0o600, unguessable=True) as file:

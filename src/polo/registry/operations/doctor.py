@@ -9,8 +9,9 @@ import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 
-from sqlalchemy import Connection, func, select, text
+from sqlalchemy import Connection, func, make_url, select, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from polo.errors import PoloError
@@ -77,8 +78,9 @@ def examine(
         yield line
         if line.state != BAD:
             vault = Vault.in_folder(settings.data)
-    if settings.embedded and not (settings.data / "registry.sqlite").exists():
-        yield Line("database", BAD, "there is none yet", "polo registry serve makes it.")
+    file = make_url(settings.database).database if settings.database[:6] == "sqlite" else None
+    if file and not Path(file).exists():  # To open it would make it.
+        yield Line("database", BAD, f"{file} is not there", "polo registry serve makes it.")
         return
     database = Database(settings.database)
     try:
@@ -153,7 +155,7 @@ class _Patient:
         except PoloError as error:
             yield Line("keys", BAD, str(error), error.advice)
         else:
-            yield Line("keys", OK, f"issuer and log key open, and {count} secrets of enrolments")
+            yield Line("keys", OK, f"issuer and log key open, and secrets of {count} enrolments")
 
     def _log(self, connection: Connection) -> Iterator[Line]:
         key = connection.execute(

@@ -19,7 +19,7 @@ def commands(url: str) -> Commands:
     place = shlex.quote(url)
     return Commands(
         enrol=(
-            "pip install 'polo-proof[client,torch]'",
+            "pip install 'polo-proof[client,quickstart]'",
             "polo keygen me",
             "polo enrol --task digits \\",
             "  --identity me.key --out enrolment \\",

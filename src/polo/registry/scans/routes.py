@@ -26,6 +26,9 @@ RAW = "application/octet-stream"
 MOST_RECEIVED = 4
 """Found files that are taken at the same time."""
 
+COST = 20
+"""Requests that a file counts for whose signature can only be checked at its end."""
+
 _receiving = 0
 
 
@@ -101,6 +104,10 @@ async def _ask_found(request: Request, registry: Registry) -> service.Scan:
     _check_room(registry, size)
     signed = request.headers.get("authorization", "").startswith("PoLO ")
     caller = None if signed else await _known(request)
+    if signed:
+        # Nobody knows yet who signs: until then it is the address that pays, before it sends.
+        await run_in_threadpool(callers.claimed, request, registry)
+        registry.limits.addresses.take(getattr(request.state, "address", ""), COST)
     if _receiving >= MOST_RECEIVED:
         raise Problem(
             503, "registry.busy", "other files are coming in", headers={"Retry-After": "5"}

@@ -15,7 +15,7 @@ from polo.registry.context import Registry
 from polo.registry.events.service import note
 from polo.registry.objects import key_of
 from polo.registry.problems import CODES, Problem
-from polo.registry.schema import commitments, enrolments, scans, uploads
+from polo.registry.schema import commitments, enrolments, objects, scans, uploads
 
 JOB = "scan"
 
@@ -108,8 +108,27 @@ def found(registry: Registry, file: Path, asked: str, *, request: str | None = N
         sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
     registry.objects.put(key_of(sha256), file)
     file.unlink()
+    try:
+        with registry.database.begin() as connection:
+            return _enqueue(registry, connection, None, None, sha256, asked, request=request)
+    except Exception:
+        # No scan knows the file, so nobody would ever remove it.
+        forget(registry, sha256)
+        raise
+
+
+def forget(registry: Registry, sha256: str) -> None:
+    """Remove a found file, unless a chain or another scan needs it."""
     with registry.database.begin() as connection:
-        return _enqueue(registry, connection, None, None, sha256, asked, request=request)
+        registry.database.lock(connection, "objects")
+        kept = connection.execute(select(objects.c.sha256).where(objects.c.sha256 == sha256))
+        waits = connection.execute(
+            select(scans.c.id).where(
+                scans.c.sha256 == sha256, scans.c.state.in_(("waiting", "running"))
+            )
+        )
+        if kept.first() is None and waits.first() is None:
+            registry.objects.delete(key_of(sha256))
 
 
 def check_waiting(registry: Registry, asked: str) -> None:

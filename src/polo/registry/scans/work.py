@@ -21,8 +21,8 @@ from polo.registry.events.service import note
 from polo.registry.jobs import handler
 from polo.registry.log import service as log
 from polo.registry.objects import key_of
-from polo.registry.scans.service import JOB, Scan, get, stored_checkpoint
-from polo.registry.schema import commitments, enrolments, identities, objects, scans
+from polo.registry.scans.service import JOB, Scan, forget, get, stored_checkpoint
+from polo.registry.schema import commitments, enrolments, identities, scans
 
 if TYPE_CHECKING:
     from polo.ownership.claim import Claim
@@ -66,6 +66,10 @@ class Subject:
 def give_up(registry: Registry, scan: str, error: str) -> None:
     """Note that a scan failed for good."""
     _end(registry, scan, "broken", {"problem": f"the scan failed: {error[:500]}"})
+    with registry.database.read() as connection:
+        asked = get(connection, scan)
+    if asked.enrolment is None:
+        forget(registry, asked.sha256)
 
 
 @handler(JOB, give_up=give_up)
@@ -82,7 +86,8 @@ def work(registry: Registry, scan: str) -> None:
     except PoloError as error:
         said = {"problem": str(error), "advice": error.advice}
         _end(registry, scan, "broken", {key: _bare(registry, text) for key, text in said.items()})
-    _forget(registry, asked)
+    if asked.enrolment is None:
+        forget(registry, asked.sha256)
 
 
 def _bare(registry: Registry, text: str) -> str:
@@ -316,21 +321,3 @@ def _file(registry: Registry, sha256: str) -> Iterator[Path]:
             raise StoreError("the file is not here any more")
         registry.objects.fetch(key_of(sha256), path)
         yield path
-
-
-def _forget(registry: Registry, asked: Scan) -> None:
-    """Remove a found file, unless a chain or another scan needs it."""
-    if asked.enrolment is not None:
-        return
-    with registry.database.begin() as connection:
-        registry.database.lock(connection, "objects")
-        kept = connection.execute(
-            select(objects.c.sha256).where(objects.c.sha256 == asked.sha256)
-        ).first()
-        waits = connection.execute(
-            select(scans.c.id).where(
-                scans.c.sha256 == asked.sha256, scans.c.state.in_(("waiting", "running"))
-            )
-        ).first()
-        if kept is None and waits is None:
-            registry.objects.delete(key_of(asked.sha256))

@@ -33,6 +33,8 @@ FAILED_SECONDS = 60
 """How long a task that cannot be built is not tried again."""
 
 _WAIT = 0.5
+_OPERATOR = "Tell the registry's operator: only there can this be mended."
+_PACKAGES = f"{_OPERATOR} A task needs its packages on the registry's machine, digits torch."
 _building = threading.Lock()
 
 
@@ -157,8 +159,12 @@ def _build(offer: Offer) -> bytes:
 def _error(told: dict[str, Any], offer: Offer) -> errors.PoloError:
     """The error that the building process met, as this one raises it."""
     kind = getattr(errors, told.get("kind", ""), errors.TaskError)
+    # The task's own advice is for whoever has it on the same machine.
+    lacking = issubclass(kind, (errors.TaskError, errors.MissingError))
     error: errors.PoloError = kind(
-        told.get("error", ""), place=f"task {offer.task}", advice=told.get("advice", "")
+        told.get("error", ""),
+        place=f"task {offer.task} of this registry",
+        advice=_PACKAGES if lacking else _OPERATOR,
     )
     return error
 

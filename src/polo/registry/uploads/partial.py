@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,9 @@ CODES.update(
         "upload.no-space": "The registry has no room for this now; what it has, it keeps.",
     }
 )
+
+SPARE = 2**28
+"""Bytes of the disk that uploads leave alone: on a full one nothing could be committed."""
 
 _FOLDER = "uploads"
 _ID = re.compile(r"[0-9a-f]{32}")
@@ -56,6 +60,7 @@ class Partial:
         """
         if os.fstat(self._handle).st_size < offset:
             raise Lost
+        check_room(self.path.parent, len(data))
         try:
             os.ftruncate(self._handle, offset)
             view, at = memoryview(data), offset
@@ -89,6 +94,12 @@ def no_space(error: OSError) -> Exception:
         advice="Nothing that was acknowledged is lost; go on later.",
         headers={"Retry-After": "60"},
     )
+
+
+def check_room(data: Path, size: int) -> None:
+    """Refuse bytes that would fill the disk."""
+    if shutil.disk_usage(data).free < size + SPARE:
+        raise no_space(OSError(errno.ENOSPC, "too little is left"))
 
 
 def path_of(data: Path, upload: str) -> Path:

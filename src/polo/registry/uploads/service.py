@@ -20,6 +20,9 @@ from polo.registry.writing import insert_new
 MOST_OPEN = 16
 """Uploads of one enrolment that may be open at the same time."""
 
+MOST_KEPT = 32
+"""Different files of one kind for one shard that a chain may have: more are no mistakes."""
+
 _DAY = 86_400
 
 CODES.update(
@@ -33,7 +36,7 @@ CODES.update(
         "upload.over": "The chain has failed or was withdrawn.",
         "upload.refused": "The upload was refused before.",
         "upload.too-long": "The piece goes beyond the size that was agreed.",
-        "upload.too-many": "Too many uploads of this chain are open.",
+        "upload.too-many": "Too many uploads of this chain are open, or files of a shard are here.",
         "upload.wrong-digest": "The bytes are not those of the agreed digest; they were removed.",
         "upload.wrong-layout": "The file is no checkpoint of the enrolled layout; it was removed.",
     }
@@ -109,6 +112,8 @@ def begin(registry: Registry, identity: str, wanted: Wanted) -> Upload:
         there = _stored(connection, wanted)
         if not there:
             _check_count(connection, wanted.enrolment, now)
+            _check_kept(connection, wanted)
+            partial.check_room(registry.settings.data, wanted.size)
         made = Upload(
             id=secrets.token_hex(16),
             **wanted.__dict__,
@@ -293,6 +298,17 @@ def _check_count(connection: Connection, enrolment: str, now: int) -> None:
             f"{count} uploads of this chain are open",
             advice="Finish or delete some of them.",
         )
+
+
+def _check_kept(connection: Connection, wanted: Wanted) -> None:
+    """Refuse one file after the other for the same place: they would fill the disk."""
+    same = [uploads.c[name] == getattr(wanted, name) for name in ("enrolment", "kind", "shard")]
+    count = connection.execute(
+        select(func.count(uploads.c.sha256.distinct())).where(*same, uploads.c.state == "stored")
+    ).scalar_one()
+    if count >= MOST_KEPT:
+        detail = f"{count} files of kind {wanted.kind} are here for this shard already"
+        raise Problem(429, "upload.too-many", detail)
 
 
 def _owned(connection: Connection, identity: str, upload: str) -> Upload:

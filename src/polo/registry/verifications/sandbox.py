@@ -37,6 +37,10 @@ class ChildError(PoloError):
     """The child could not do its work; whose fault that is, nobody knows."""
 
 
+class SlowError(ChildError):
+    """The child took all the time there is; it would do so again."""
+
+
 class RefusedError(PoloError):
     """What the prover sent is not what it must be."""
 
@@ -68,7 +72,8 @@ def run(
         progress: Hears about progress, in words.
 
     Raises:
-        ChildError: The child failed, was too slow, or took too much memory.
+        ChildError: The child failed or took too much memory.
+        SlowError: The child was too slow.
         RefusedError: The child found that the prover sent something wrong.
         Later: The registry is stopping.
     """
@@ -107,7 +112,7 @@ def _watch(
             if registry.jobs.stopping.is_set():
                 raise Later(0)
             if time.monotonic() > until:
-                raise ChildError(f"took longer than {registry.settings.verify_seconds} s")
+                raise SlowError(f"took longer than {registry.settings.verify_seconds} s")
             if not selector.select(_POLL):
                 continue
             data = os.read(out.fileno(), 65536)

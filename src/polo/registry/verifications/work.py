@@ -58,7 +58,14 @@ def verify(registry: Registry, verification: str) -> None:
         request = {"do": "verify", "trust": keys, "task": holdings.task, "name": holdings.id}
         request["accuracy"] = registry.settings.verify_accuracy
         telling = _Telling(registry, row)
-        result = sandbox.run(registry, folder, request, weights=holdings.weights, progress=telling)
+        try:
+            result = sandbox.run(
+                registry, folder, request, weights=holdings.weights, progress=telling
+            )
+        except sandbox.SlowError as error:
+            # Not again: a proof that is made to be slow would keep others waiting for days.
+            _broken(registry, verification, str(error))
+            return
         report = (folder / child.REPORT).read_bytes()
     _conclude(registry, row, holdings, result, report, asked)
 
