@@ -18,8 +18,16 @@ from polo.protocol.records import File, Manifest, Receipt, Retention
 from polo.protocol.verdicts import SignedVerdict
 from polo.registry.context import Registry
 from polo.registry.objects import key_of
-from polo.registry.schema import challenges, enrolments, events, jobs, verifications
+from polo.registry.schema import (
+    challenges,
+    commitments,
+    enrolments,
+    events,
+    jobs,
+    verifications,
+)
 from polo.registry.verifications import sandbox
+from polo.registry.verifications import work as working
 
 
 def closed(registry, sending, shards=2):
@@ -95,6 +103,24 @@ def test_a_verdict_is_signed_and_kept(registry, sending, asked, work, person, cl
     with registry.database.read() as connection:
         actions = set(connection.execute(select(events.c.action)).scalars())
     assert {"verification.asked", "verification.done"} <= actions
+
+
+def test_marks_that_a_verification_read_are_noted_once(registry, sending):
+    closed(registry, sending, shards=3)
+
+    def check(name, shard, matches, ancestor=0):
+        figures = {} if matches is None else {"matches": matches, "bits": 128}
+        return {"name": name, "shard": shard, "ancestor": ancestor, "figures": figures}
+
+    checks = [check("mark", 1, 127), check("mark", 3, 128), check("mark", 2, 5, ancestor=1)]
+    checks += [check("accuracy", 2, None), check("mark", 2, None)]
+    with registry.database.begin() as connection:
+        working._note_marks(connection, sending.chain.id, {"verdict": {"checks": checks}})
+        again = {"verdict": {"checks": [check("mark", 1, 3)]}}
+        working._note_marks(connection, sending.chain.id, again)
+    with registry.database.read() as connection:
+        order = select(commitments.c.matches).order_by(commitments.c.shard)
+        assert list(connection.execute(order).scalars()) == [None, 127, None, 128]
 
 
 def test_what_cannot_be_verified_is_said(registry, sending, refused):

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Row, select, update
+from sqlalchemy import Connection, Row, bindparam, select, update
 
 from polo.checks import Status
 from polo.protocol.challenge import Challenge
@@ -14,7 +14,7 @@ from polo.registry.context import Registry
 from polo.registry.events.service import note
 from polo.registry.jobs import Later, handler
 from polo.registry.objects import key_of
-from polo.registry.schema import issuer_keys, jobs, objects, verifications
+from polo.registry.schema import commitments, issuer_keys, jobs, objects, verifications
 from polo.registry.verifications import child, sandbox, service
 from polo.registry.verifications.assembly import Holdings, row_of
 from polo.registry.writing import insert_new
@@ -124,6 +124,8 @@ def _conclude(
         registry.database.lock(connection, "objects")
         insert_new(connection, objects, [{**kept, "size": len(report), "made": now}])
         same = result["proof"] == holdings.manifest.digest.hex()
+        if same:
+            _note_marks(connection, row.enrolment, result)
         if same and asked is not None and asked.state == "answered":
             _end_replay(registry, connection, asked, result)
         against = _other() if not same else _unmet(connection, row.enrolment)
@@ -151,6 +153,26 @@ def _conclude(
             f"{verdict.outcome}: {verdict.headline}",
             actor="registry",
             now=now,
+        )
+
+
+def _note_marks(connection: Connection, enrolment: str, result: dict[str, Any]) -> None:
+    """Write down which marks were read in this verification, where none was before."""
+    read = [
+        {"number": check["shard"], "found": int(check["figures"]["matches"])}
+        for check in result["verdict"]["checks"]
+        if check["name"] == "mark" and not check["ancestor"] and "matches" in check["figures"]
+    ]
+    if read:
+        connection.execute(
+            update(commitments)
+            .where(
+                commitments.c.enrolment == enrolment,
+                commitments.c.shard == bindparam("number"),
+                commitments.c.matches.is_(None),
+            )
+            .values(matches=bindparam("found")),
+            read,
         )
 
 
