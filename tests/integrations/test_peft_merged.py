@@ -18,7 +18,7 @@ from polo.ownership.merged import _fit
 from polo.weights import commit
 
 CODES, WINDOW = 64, 24
-STRENGTH = {"ednn": 0.001, "signed": 0.1}
+STRENGTH = {"ednn": 0.001, "signed": 0.4}
 
 
 def base_model(seed: int = 0) -> Any:

@@ -108,9 +108,9 @@ class ProofFolder:
         if not os.path.isdir(self.path):
             raise self._missing()
 
-    def _missing(self) -> StoreError:
+    def _missing(self, why: str = "") -> StoreError:
         return StoreError(
-            "there is no proof here",
+            f"there is no proof here{why}",
             place=str(self.path),
             advice=f"Give the folder that holds {MANIFEST_FILE}.",
         )
@@ -118,7 +118,7 @@ class ProofFolder:
     def manifest(self) -> Manifest:
         """The manifest, parsed; its signature is not checked here."""
         if not os.path.lexists(self.path / MANIFEST_FILE):
-            raise self._missing()
+            raise self._missing(f": it has no {MANIFEST_FILE}")
         return Manifest.from_bytes(
             self._read(MANIFEST_FILE, canonical.MAX_DOCUMENT_BYTES), MANIFEST_FILE
         )
