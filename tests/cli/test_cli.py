@@ -253,6 +253,7 @@ def test_quickstart(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_mutations_through_the_command_line(
     make_proof: Callable[..., Any], issuer_file: Path
 ) -> None:

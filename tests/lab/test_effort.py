@@ -69,7 +69,7 @@ def test_a_cheap_attack_is_rejected(cases: Cases, task: str, name: str, tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", ["cancer", "letters"])
+@pytest.mark.parametrize("task", ["cancer", pytest.param("letters", marks=pytest.mark.full)])
 def test_an_honest_run_is_accepted_on_another_machine(task: str, tmp_path: Path) -> None:
     case = Key(task, "momentum", "cosine", 3, 1000).case(tmp_path / "case")
     found = judge(case, honest(case), tmp_path / "answer", away=True)

@@ -113,6 +113,7 @@ def test_unrelated_chains_are_unrelated(owner: Any, unrelated: Any, judge: Any) 
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_of_unrelated_chains_the_one_whose_marks_are_there_owns_the_model(
     owner: Any, unrelated: Any, judge: Any, stranger: torch.nn.Module, owned_task: Any
 ) -> None:

@@ -183,6 +183,7 @@ def test_a_loop_is_proved(
 
 
 @pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Of torch's own, at its first import.
 def test_a_model_compiled_to_machine_code_is_proved(
     task: Any, enrol: Enrol, alice: polo.Identity, issuer: polo.Identity, tmp_path: Path,

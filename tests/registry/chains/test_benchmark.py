@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_a_quick_run(tmp_path: Path, postgres: object) -> None:
     del postgres  # Skips where there is none.
     out = tmp_path / "figures.json"

@@ -53,6 +53,9 @@ class Server:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "database_url", ["sqlite", pytest.param("postgresql", marks=pytest.mark.full)], indirect=True
+)
 def test_an_upload_goes_on_over_kills(database_url, tmp_path):
     import live_chain
 
