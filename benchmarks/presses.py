@@ -27,6 +27,9 @@ _LOADS = {"fedipr": 0.5}
 _PRESSES = 4
 """Presses that are looked at: some schemes do part of their work in every fourth one only."""
 
+_SETTLED = 10
+"""Presses after which all that is ever recorded of them has been."""
+
 _WAITS = ("Synchronize", "Memcpy HtoD", "Memcpy DtoH")
 
 
@@ -36,22 +39,18 @@ class Case:
 
     Attributes:
         scheme: Its scheme.
-        every: It is pressed in every so many steps.
         key: The kind of its key.
         bits: Bits of it.
     """
 
     scheme: str
-    every: int = 1
     key: str = "block"
     bits: int = BITS
 
     @property
     def title(self) -> str:
         """What figures call it."""
-        words = [self.scheme, "dense key" if self.key == "dense" else ""]
-        words.append(f"every {self.every} steps" if self.every > 1 else "")
-        return ", ".join(word for word in words if word)
+        return f"{self.scheme}, dense key" if self.key == "dense" else self.scheme
 
 
 def known(names: Iterable[str] = SCHEMES) -> list[str]:
@@ -66,7 +65,6 @@ def embedder_of(model: nn.Module, case: Case) -> Embedder:
         layout,
         scheme=case.scheme,
         bits=case.bits,
-        every=case.every,
         key=case.key,
         load=_LOADS.get(case.scheme),
     )
@@ -83,7 +81,7 @@ def figures(model: nn.Module, cases: Sequence[Case]) -> Iterator[Figure]:
     for case in cases:
         yield _memory(model, case)
         embedder = embedder_of(model, case)
-        for _ in range(3):
+        for _ in range(_SETTLED):
             embedder.add_gradient()
         yield from _on_device(case, embedder) if on_gpu else _operations(case, embedder)
 
@@ -91,23 +89,31 @@ def figures(model: nn.Module, cases: Sequence[Case]) -> Iterator[Figure]:
 def _memory(model: nn.Module, case: Case) -> Figure:
     on_gpu = next(model.parameters()).is_cuda
     gc.collect()
-    before = torch.cuda.memory_allocated() if on_gpu else 0
+    before = _reserved() if on_gpu else 0
     embedder = embedder_of(model, case)
-    embedder.add_gradient()
-    kept = torch.cuda.memory_allocated() - before if on_gpu else _held(embedder, model)
+    for _ in range(_SETTLED):
+        embedder.add_gradient()
+    kept = _reserved() - before if on_gpu else _held(embedder, model)
     details = {}
     if on_gpu:
-        torch.cuda.reset_peak_memory_stats()
-        embedder.add_gradient()
-        details["MB at most during a press"] = (torch.cuda.max_memory_allocated() - before) / 1e6
+        details["MB that it holds"] = _held(embedder, model) / 1e6
     return amount_of(
         f"{case.title}: memory that a press keeps",
         "MB",
         [kept / 1e6],
         target=_MEMORY,
-        note=f"{case.bits} bits; " + ("on the device" if on_gpu else "tensors that it holds"),
+        note=f"{case.bits} bits; "
+        + ("reserved on the device" if on_gpu else "tensors that it holds"),
         details=details,
     )
+
+
+def _reserved() -> int:
+    """Bytes that torch has taken of the device and cannot give back."""
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved()
 
 
 def _held(embedder: Embedder, model: nn.Module) -> int:

@@ -15,12 +15,11 @@ Everything is drawn from the mark's seed. On one platform a shard that is traine
 start comes out the same; from the middle it does not, since the critic has learnt by then.
 """
 
-from collections.abc import Callable
-
 import numpy as np
 import torch
 from torch.nn.functional import leaky_relu
 
+from polo.embedding import products
 from polo.protocol.carrier import Carrier
 from polo.watermark.mark import Mark
 
@@ -58,29 +57,29 @@ class Discriminator:
         self._second = torch.zeros(_UNITS, device=device)
         # Without momentum: the blocks answer to each of its steps, and both would swing.
         layers = [self._first, self._offsets, self._second]
-        self._optimizer = torch.optim.Adam(layers, lr=_RATE, betas=(0.0, 0.9))
-        self._turn = 0
+        self._optimizer = torch.optim.Adam(
+            layers, lr=_RATE, betas=(0.0, 0.9), capturable=device.type == "cuda"
+        )
 
-    def learn(self, values: torch.Tensor, look: Callable[[], torch.Tensor]) -> None:
-        """Take a step, if it is its turn.
+    def learn(self, values: torch.Tensor, unmarked: torch.Tensor) -> None:
+        """Take a step.
 
         Args:
             values: The marked weights, as blocks × weights.
-            look: Gets the unmarked weights, as blocks × weights.
+            unmarked: The unmarked ones that it asked for, as blocks × weights.
         """
-        self._turn += 1
-        if (self._turn - 1) % EVERY:
-            return
-        unmarked = look().to(values)
-        size = (self._average @ unmarked.square().mean(dim=1)).sqrt().clamp(min=1e-12)
-        self._scale = size[len(unmarked) :].unsqueeze(1)
+        unmarked = unmarked.to(values)
+        squares = unmarked.square().mean(dim=1)
+        size = products.each(self._average, squares.unsqueeze(0))[0].sqrt().clamp(min=1e-12)
+        # In place, as everything that outlives a step: graphs of steps know memory by its address.
+        self._scale.copy_(size[len(unmarked) :].unsqueeze(1))
         inputs = _as_distribution(torch.cat([unmarked, values]), size.unsqueeze(1))[0]
-        before = torch.addmm(self._offsets, inputs, self._first.T)
+        before = products.each(self._first, inputs) + self._offsets
         slopes = self._shares.unsqueeze(1) * self._slopes(before)
         # Optimizers go down, and the critic wants to go up.
-        self._first.grad = -(slopes.T @ inputs)
+        self._first.grad = -products.across(slopes, inputs)
         self._offsets.grad = -slopes.sum(dim=0)
-        self._second.grad = -(leaky_relu(before, _SLOPE).T @ self._shares)
+        self._second.grad = -(leaky_relu(before, _SLOPE) * self._shares.unsqueeze(1)).sum(dim=0)
         self._optimizer.step()
         self._first.div_(self._first.norm(dim=1, keepdim=True).clamp(min=1))
         self._second.div_(self._second.abs().sum().clamp(min=1))
@@ -96,8 +95,8 @@ class Discriminator:
     def gradient(self, values: torch.Tensor) -> torch.Tensor:
         """∇ of that loss at these weights."""
         inputs, order = _as_distribution(values, self._scale)
-        before = torch.addmm(self._offsets, inputs, self._first.T)
-        sorted_gradient = self._slopes(before) @ self._first
+        before = products.each(self._first, inputs) + self._offsets
+        sorted_gradient = products.each(self._first.T, self._slopes(before))
         # What belongs to a rank goes back to the weight that has it.
         gradient = torch.empty_like(values).scatter_(1, order, sorted_gradient)
         return gradient.mul_(self._judged * (-PRICE * values.shape[1] ** -0.5) / self._scale)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from polo.embedding.graphs import Graphs
 from polo.embedding.placement import Placement
 from polo.embedding.presses import Watching, press
 from polo.errors import WeightsError
@@ -47,6 +48,10 @@ class Embedder:
         self._watching = self._press if isinstance(self._press, Watching) else None
         watched = self._watching.reference(carrier) if self._watching else ()
         self._reference = Placement(carrier, watched, parameters) if watched else None
+        self._presses = 0
+        self._graphs: Graphs | None = None
+        if getattr(self._press, "graphed", False) and self._on_one_gpu():
+            self._graphs = Graphs(self._placement.device)
 
     @torch.no_grad()
     def add_gradient(self, scale: torch.Tensor | float = 1.0) -> None:
@@ -60,13 +65,43 @@ class Embedder:
             with torch.autocast(device, enabled=False):
                 self.add_gradient(scale)
             return
+        self._follow()
+        watches = self._watching is not None and self._presses % self._watching.every == 0
+        self._presses += 1
+        place = self._place(scale) if self._graphs else None
+        if place is None or not self._graphs:
+            self._add(scale, watches)
+        else:
+            self._graphs.run((watches, *place), lambda: self._add(scale, watches))
+
+    def _place(self, scale: torch.Tensor | float) -> tuple[object, ...] | None:
+        """All that a press depends on beside the parameters; None where it cannot be recorded."""
+        gradients = self._placement.gradients_at()
+        if gradients is None or not isinstance(scale, torch.Tensor):
+            return gradients and (scale, *gradients)
+        here = scale.device == self._placement.device
+        return (scale.data_ptr(), scale.dtype, *gradients) if here else None
+
+    def _add(self, scale: torch.Tensor | float, watches: bool) -> None:
         values = self._placement.gather()
-        if self._reference and self._watching:
-            self._watching.watch(values, self._reference.gather)
+        if watches and self._reference and self._watching:
+            self._watching.watch(values, self._reference.gather())
         gradient = self._press.gradient(values)
         if not isinstance(scale, float) or scale != 1.0:
             gradient = gradient * scale
         self._placement.add_to_gradients(gradient)
+
+    def _follow(self) -> None:
+        """Notice parameters that lie elsewhere than before; graphs would look where they were."""
+        moved = self._placement.follow()
+        if self._reference:
+            moved |= self._reference.follow()
+        if moved and self._graphs:
+            self._graphs.forget()
+
+    def _on_one_gpu(self) -> bool:
+        places = [self._placement, *([self._reference] if self._reference else [])]
+        return all(place.on_one_gpu() for place in places)
 
     @torch.no_grad()
     def read(self) -> Reading:

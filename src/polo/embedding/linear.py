@@ -40,6 +40,11 @@ class LinearPress:
         self.margin = terms.finish.margin / MILLION
         self.weight = weight_of(mark)
 
+    @property
+    def graphed(self) -> bool:
+        """Whether pressing may be recorded."""
+        return self.rows.graphed
+
     def sums(self, values: torch.Tensor) -> torch.Tensor:
         """Xw, by group and bit; above zero where a bit is right."""
         return self.rows.times(values)

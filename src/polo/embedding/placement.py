@@ -45,9 +45,27 @@ class Placement:
         """Where the mark is computed: the device of its first part."""
         return self._parts[0][1].starts.device
 
+    def on_one_gpu(self) -> bool:
+        """Whether all of it is on one CUDA device."""
+        devices = {part.parameter.device for _, part in self._parts}
+        return self.device.type == "cuda" and len(devices) == 1
+
+    def gradients_at(self) -> tuple[object, ...] | None:
+        """Where the gradients lie and how; None where one of them is not plain memory."""
+        found: list[object] = []
+        for _, part in self._parts:
+            gradient = part.parameter.grad
+            if gradient is None:
+                found.append(None)
+            elif gradient.layout is torch.strided:
+                found += (gradient.data_ptr(), gradient.stride(), gradient.dtype)
+            else:
+                return None
+        return tuple(found)
+
     def gather(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """The mark's weights, as blocks × weights."""
-        self._follow()
+        self.follow()
         found = [piece.gather() for piece in self._pieces]
         if self._order is None:
             return found[0].to(dtype)
@@ -95,10 +113,14 @@ class Placement:
         if len(self._pieces) > 1:
             self._order = torch.cat(self._rows).argsort()
 
-    def _follow(self) -> None:
-        """Notice parameters whose memory is another than before, as after loading or moving."""
+    def follow(self) -> bool:
+        """Whether memory of parameters is another than before, as after loading or moving.
+
+        Raises:
+            WeightsError: A parameter is on another device, or of another type or shape.
+        """
         if self._seen == [part.parameter.data_ptr() for _, part in self._parts]:
-            return
+            return False
         for (name, part), kind in zip(self._parts, self._kinds, strict=True):
             if _kind(part.parameter) != kind:
                 raise WeightsError(
@@ -107,6 +129,7 @@ class Placement:
                     advice="Do so before attaching, or attach again afterwards.",
                 )
         self._lay()
+        return True
 
 
 def _kind(parameter: torch.nn.Parameter) -> tuple[torch.device, torch.dtype, torch.Size]:

@@ -5,7 +5,6 @@ the interface `PressFactory`, under the name of their scheme.
 """
 
 import functools
-from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -27,7 +26,11 @@ GROUP = "polo.presses"
 
 
 class Press(Protocol):
-    """Presses one mark into weights that are given as blocks × weights."""
+    """Presses one mark into weights that are given as blocks × weights.
+
+    One that has an attribute `graphed` which is true promises that a gradient is always the same
+    work on the same memory: on a GPU it is then recorded once and launched as a whole.
+    """
 
     def loss(self, values: torch.Tensor) -> torch.Tensor:
         """λl, the mark's loss at these weights: what `gradient` is the gradient of.
@@ -55,12 +58,16 @@ class Watching(Protocol):
     def reference(self, carrier: Carrier) -> tuple[int, ...]:
         """Blocks of the carrier that it wants to see; none if it does without. Asked once."""
 
-    def watch(self, values: torch.Tensor, look: Callable[[], torch.Tensor]) -> None:
+    @property
+    def every(self) -> int:
+        """It looks before the first of so many presses, and not before the others."""
+
+    def watch(self, values: torch.Tensor, unmarked: torch.Tensor) -> None:
         """Look before a gradient is asked for; must not wait for the device.
 
         Args:
             values: The mark's weights, as blocks × weights.
-            look: Gets the reference's weights, as blocks × weights; only called if wanted.
+            unmarked: The reference's weights, as blocks × weights.
         """
 
 

@@ -7,14 +7,15 @@ the leaky step, the gradient is c · X₁ᵀ D X₂ᵀ (sigmoid(…) − b). A d
 blocks inconspicuous, but not where terms ask for replay (`polo.embedding.discriminator`).
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.nn.functional import binary_cross_entropy_with_logits, leaky_relu
 
-from polo.embedding.discriminator import Discriminator
+from polo.embedding import products
+from polo.embedding.discriminator import EVERY, Discriminator
 from polo.embedding.finishing import smallest_edit
 from polo.embedding.linear import weight_of
 from polo.protocol.carrier import Carrier
@@ -35,6 +36,8 @@ _DAMPING = 0.5
 class RigaPress:
     """Presses one RIGA mark; see `polo.embedding.presses.Press` and `Watching`."""
 
+    every = EVERY
+
     def __init__(self, mark: Mark, terms: Terms, device: torch.device) -> None:
         self._mark = mark
         groups = range(mark.groups)
@@ -51,6 +54,11 @@ class RigaPress:
         self._replayed = any(evidence.level == "replay" for evidence in terms.evidence)
         self._discriminator: Discriminator | None = None
 
+    @property
+    def graphed(self) -> bool:
+        """Whether pressing may be recorded."""
+        return products.fits(self._hidden)
+
     def reference(self, carrier: Carrier) -> tuple[int, ...]:
         """Unmarked blocks that the discriminator compares with; none where it is off."""
         if self._replayed:
@@ -59,14 +67,15 @@ class RigaPress:
         self._discriminator = found if found.reference else None
         return found.reference
 
-    def watch(self, values: torch.Tensor, look: Callable[[], torch.Tensor]) -> None:
-        """Let the discriminator learn from marked and unmarked weights, when it is its turn."""
+    def watch(self, values: torch.Tensor, unmarked: torch.Tensor) -> None:
+        """Let the discriminator learn from marked and unmarked weights."""
         if self._discriminator:
-            self._discriminator.learn(values, look)
+            self._discriminator.learn(values, unmarked)
 
     def loss(self, values: torch.Tensor) -> torch.Tensor:
         """λl of the mark at these weights, the discriminator's part included."""
-        logits = self._logits(self._into(self._hidden, values.reshape(self._mark.groups, -1)))
+        hidden = products.times(self._hidden, values.reshape(self._mark.groups, -1))
+        logits = self._logits(hidden)
         loss = binary_cross_entropy_with_logits(logits, self._bits.to(logits), reduction="sum")
         if self._discriminator:
             loss = loss + self._discriminator.loss(values)
@@ -74,11 +83,11 @@ class RigaPress:
 
     def gradient(self, values: torch.Tensor) -> torch.Tensor:
         """λ∇l of the mark's loss at these weights."""
-        z = self._into(self._hidden, values.reshape(len(self._hidden), -1))
+        z = products.times(self._hidden, values.reshape(len(self._hidden), -1))
         wrong = torch.sigmoid(self._logits(z)) - self._bits
-        back = torch.bmm(wrong.unsqueeze(1), self._out).squeeze(1)
+        back = products.back(self._out, wrong)
         slopes = torch.ops.aten.leaky_relu_backward(back, z, SLOPE, False)
-        gradient = torch.bmm(slopes.unsqueeze(1), self._hidden).reshape(values.shape)
+        gradient = products.back(self._hidden, slopes).reshape(values.shape)
         if self._discriminator:
             gradient += self._discriminator.gradient(values)
         return gradient.mul_(self._weight)
@@ -111,13 +120,13 @@ class RigaPress:
     def _edit(self, before: torch.Tensor, guess: torch.Tensor) -> torch.Tensor:
         """The smallest edit of the weights, were the extractor linear from them to the guess."""
         hidden, out = self._hidden.double().cpu(), self._out.double().cpu()
-        z, moved = self._into(hidden, before), self._into(hidden, guess)
+        z, moved = products.times(hidden, before), products.times(hidden, guess)
         far = (moved - z).abs() > 1e-9 * z.abs()
         rise = leaky_relu(moved, SLOPE) - leaky_relu(z, SLOPE)
         secant = torch.where(far, rise / (moved - z), torch.where(z >= 0, 1.0, SLOPE))
         signs = 2 * self._bits.double().cpu() - 1
         wanted = signs.unsqueeze(2) * torch.bmm(out * secant.unsqueeze(1), hidden)
-        sums = signs * self._into(out, leaky_relu(z, SLOPE))
+        sums = signs * products.times(out, leaky_relu(z, SLOPE))
         norms = before.norm(dim=1, keepdim=True)
         return smallest_edit(wanted, sums, norms, margin=self._margin, budget=self._budget)
 
@@ -126,11 +135,7 @@ class RigaPress:
         return torch.from_numpy(found)
 
     def _logits(self, z: torch.Tensor) -> torch.Tensor:
-        return self._into(self._out, leaky_relu(z, SLOPE))
-
-    @staticmethod
-    def _into(layer: torch.Tensor, units: torch.Tensor) -> torch.Tensor:
-        return torch.bmm(layer.to(units.dtype), units.unsqueeze(2)).squeeze(2)
+        return products.times(self._out, leaky_relu(z, SLOPE))
 
 
 def _stacked(groups: Iterable[Iterable[NDArray[np.int8]]]) -> NDArray[np.int8]:

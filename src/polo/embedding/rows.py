@@ -12,6 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import embedding
 
+from polo.embedding import products
+
 _PLAIN = 2**22
 """Keys of at most so many signs are kept as float32: 16 MiB."""
 
@@ -33,20 +35,29 @@ class Rows:
         held = np.packbits(signs > 0, axis=2, bitorder="little") if self._packed else signs
         kept = torch.uint8 if self._packed else torch.float32
         self._held = torch.from_numpy(held).to(device=device, dtype=kept)
-        self._zero = torch.zeros(1, 1, 1, device=device)
         if self._packed:
+            self._zero = torch.zeros(1, 1, 1, device=device)
             bytes_ = np.arange(256, dtype=np.uint8)[:, None]
             table = np.unpackbits(bytes_, axis=1, bitorder="little").astype(np.float32) * 2 - 1
             self._table = torch.from_numpy(table).to(device)
 
+    @property
+    def graphed(self) -> bool:
+        """Whether products with them may be recorded as a graph."""
+        return not self._packed and products.fits(self._held)
+
     def times(self, weights: torch.Tensor) -> torch.Tensor:
         """Each row's sum, by group and bit, of weights as groups × columns."""
+        if not self._packed:
+            return products.times(self._held, weights.reshape(self._groups, self._columns))
         column = weights.reshape(self._groups, self._columns, 1)
         sums = [torch.bmm(rows.to(weights.dtype), column) for _, rows in self._some()]
-        return (sums[0] if len(sums) == 1 else torch.cat(sums, dim=1)).squeeze(2)
+        return torch.cat(sums, dim=1).squeeze(2)
 
     def back(self, slopes: torch.Tensor, weight: float = 1.0) -> torch.Tensor:
         """Rows summed by slopes as groups × bits, times a weight; as groups × columns."""
+        if not self._packed:
+            return products.back(self._held, slopes * weight)
         total, beta = self._zero, 0
         for at, rows in self._some():
             some = slopes[:, at : at + rows.shape[1]].unsqueeze(1)

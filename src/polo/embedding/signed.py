@@ -21,6 +21,8 @@ BETA = 1 / 64
 class SignedPress:
     """Presses one mark of the scheme `signed`; see `polo.embedding.presses.Press`."""
 
+    graphed = True
+
     def __init__(self, mark: Mark, terms: Terms, device: torch.device) -> None:
         chosen = np.stack([places(mark, group) for group in range(mark.groups)])
         self._places = torch.from_numpy(chosen)
