@@ -3,12 +3,11 @@
 Reads a JSON object from standard input: `address`, `port`, `origin`, `seconds`, `openings`, and
 `provers`, each with its private key, enrolment, and first shard. Every prover has one connection,
 signs each entry and each request as it goes, and waits for the receipt before it goes on; with
-openings it makes a checkpoint that carries the mark, and uploads its opening first. Writes how long
+openings it makes a checkpoint that carries the mark, and sends the opening along. Writes how long
 each commitment took.
 """
 
 import asyncio
-import hashlib
 import json
 import secrets
 import sys
@@ -20,7 +19,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from benchmarks.chains import Prover
 from polo.keys import Identity
 from polo.protocol import requests
+from polo.protocol.entries import with_opening
 from polo.protocol.records import Enrolment, Nonce
+
+
+_JSON, _OCTETS = "application/json", "application/octet-stream"
 
 
 class Connection:
@@ -35,14 +38,14 @@ class Connection:
             self.asked["address"], self.asked["port"]
         )
 
-    async def send(self, method: str, path: str, body: bytes, *more: str) -> bytes:
+    async def send(self, method: str, path: str, body: bytes, kind: str = _JSON) -> bytes:
         """Send a signed request; the answer's body."""
         signed = requests.sign(
             self.prover.key, method, self.asked["origin"], path, body,
             time=int(time.time()), nonce=secrets.token_bytes(16),
         )  # fmt: skip
-        head = [f"{method} {path} HTTP/1.1", "Host: bench", "Content-Type: application/json"]
-        head += [f"Authorization: {signed}", f"Content-Length: {len(body)}", *more, "", ""]
+        head = [f"{method} {path} HTTP/1.1", "Host: bench", f"Content-Type: {kind}"]
+        head += [f"Authorization: {signed}", f"Content-Length: {len(body)}", "", ""]
         self._out.write("\r\n".join(head).encode() + body)
         answer = await self._in.readuntil(b"\r\n\r\n")
         lines = answer.lower().split(b"\r\n")
@@ -72,7 +75,7 @@ async def bare(connection: Connection, first: int, until: float) -> list[float]:
 
 
 async def opened(connection: Connection, until: float) -> list[float]:
-    """The same, from the start on, with the openings of real marks; uploads are timed along."""
+    """The same, from the start on, with the openings of real marks."""
     from benchmarks.opened import marked
 
     prover, took = connection.prover, []
@@ -84,22 +87,10 @@ async def opened(connection: Connection, until: float) -> list[float]:
         root, file = marked(prover, Nonce.from_json(answer["nonce"], "nonce"), entry.root)
         entry = prover.entry(number, previous=entry.root, root=root, opening=file)
         began = time.monotonic()
-        await _upload(connection, number, file)
-        answer = json.loads(await connection.send("POST", path, entry.to_bytes()))
+        body = with_opening(entry.to_bytes(), file)
+        answer = json.loads(await connection.send("POST", path, body, kind=_OCTETS))
         took.append(time.monotonic() - began)
     return took
-
-
-async def _upload(connection: Connection, number: int, file: bytes) -> None:
-    about = {
-        "enrolment": connection.prover.id,
-        "kind": "opening",
-        "shard": number,
-        "size": len(file),
-        "sha256": hashlib.sha256(file).hexdigest(),
-    }
-    begun = json.loads(await connection.send("POST", "/v1/uploads", json.dumps(about).encode()))
-    await connection.send("PATCH", f"/v1/uploads/{begun['id']}", file, "Upload-Offset: 0")
 
 
 async def run(asked: dict[str, Any]) -> dict[str, Any]:

@@ -95,7 +95,7 @@ def _load(kind: str, folder: Path, quick: bool) -> Iterator[Figure]:
         f"{kind}: commitments with openings",
         "1/s",
         [opened.rate],
-        note="each made with its mark, uploaded, and the mark read by the registry; one round",
+        note="each made with its mark, sent along, and the mark read by the registry; one round",
         details={"p50_ms": round(opened.p50 * 1e3, 1), "p99_ms": round(opened.p99 * 1e3, 1)},
     )
 
