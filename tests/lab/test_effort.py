@@ -1,6 +1,5 @@
 """Honest runs are accepted at every level, attacks are not: end to end, on every small task."""
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +10,11 @@ from polo.storage.folder import ProofFolder
 from polo_lab.attacks.effort import ATTACKS
 from polo_lab.effort.case import Attempt, Case
 from polo_lab.effort.catalogue import SMALL, Key
-from polo_lab.effort.judging import Judgement, judge
+from polo_lab.effort.judging import judge
 from polo_lab.effort.training import respond
-from polo_lab.experiments import effort, rows
-from polo_lab.experiments.__main__ import main
+from polo_lab.experiments import catalogue, effort, lines
+from polo_lab.experiments.effort_rows import Row
+from polo_lab.experiments.experiment import Bench
 
 FORGED = "inflation from a drawn start"
 LEVELS = {"chain", "start", "progress", "replay"}
@@ -117,75 +117,38 @@ def test_a_case_is_drawn_from_its_seed(cases: Cases, tmp_path: Path) -> None:
     assert case.enrolled.key.public_key != case.victim.who.key.public_key
 
 
-def broken(*_: object, **__: object) -> Judgement:
-    raise RuntimeError("out of order")
-
-
-def test_a_run_that_breaks_is_recorded_and_counts(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(effort, "judge", broken)
-    monkeypatch.setattr(Case, "victim", None)
-    monkeypatch.setattr(effort, "_honest", lambda *_: None)
-    unit = effort.Unit(Key("cancer", "sgd", "constant", 1), ("honest",))
-    [row] = effort.measure(unit, tmp_path / "lines")
-    assert (row.outcome, row.note) == (rows.ERROR, "RuntimeError: out of order")
-    assert row.wrong
-    assert "out of order" in capsys.readouterr().err
-    assert rows.read(tmp_path / "lines") == ([], [row])
-
-
-def test_who_is_killed_loses_the_run_under_way_alone(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    left: list[Path] = []
-
-    def killed(case: Case, key: Key, name: str, folder: Path) -> rows.Row:
-        if left:
-            raise KeyboardInterrupt
-        left.append(folder)
-        folder.mkdir()
-        return rows.Row(key.task, key.optimizer, key.schedule, key.seed, name, "rejected")
-
-    monkeypatch.setattr(effort, "_row", killed)
-    unit = effort.Unit(Key("cancer", "sgd", "constant", 1), ("one", "another", "third"))
-    out = tmp_path / "lines"
-    # What somebody else was writing when it was killed.
-    out.write_text('{"row": {"task"')
-    with pytest.raises(KeyboardInterrupt):
-        effort.measure(unit, out)
-    assert [row.attack for row in rows.read(out)[1]] == ["one"]
-    assert not left[0].parent.exists()
-
-
 def test_work_is_spread_over_the_cases() -> None:
     work = effort.units(60, 60, attacks=["a", "b"])
-    counts = {name: sum(name in unit.runs for unit in work) for name in ("honest", "a", "b")}
+    counts = {name: sum(unit["attack"] == name for unit in work) for name in ("honest", "a", "b")}
     assert counts == {"honest": 60, "a": 30, "b": 30}
     assert work == effort.units(60, 60, attacks=["a", "b"])
-    assert len({unit.key.task for unit in work if "a" in unit.runs}) == len(SMALL)
-    assert sum("a" in unit.runs for unit in effort.units(60, 100, attacks=["a", "b"])) == 50
+    assert len({unit["task"] for unit in work if unit["attack"] == "a"}) == len(SMALL)
+    more = effort.units(60, 100, attacks=["a", "b"])
+    assert sum(unit["attack"] == "a" for unit in more) == 50
     allowed = effort.units(60, 60, attacks=["a", "b"], tolerance=1000)
-    assert {unit.key.tolerance for unit in allowed} == {1000}
+    assert {unit["tolerance"] for unit in allowed} == {1000}
     with pytest.raises(ValueError, match="as many honest runs"):
         effort.units(10, 60, attacks=["a"])
 
 
-@pytest.mark.slow
-def test_an_experiment_is_recorded_and_taken_up_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_what_was_recorded_is_what_would_be_run() -> None:
+    for name in ("effort", "effort-resnet18"):
+        units = {lines.key_of(unit) for unit in catalogue.find(name).units(False)}
+        found = {line.key for line in lines.read(lines.path_of(name, lines.FOLDER)).lines}
+        assert found <= units, name
+
+
+def test_what_one_run_leaves_behind_goes_before_the_next(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    out = tmp_path / "lines"
-    command = ["effort", "--honest=1", "--attacked=1", "--per-attack=1", "--task=cancer"]
-    command += [f"--attack={FORGED}", "--workers=1", f"--out={out}"]
-    assert main(command) == 0
-    headers, found = rows.read(out)
-    assert [row.attack for row in found] == ["honest", FORGED]
-    assert [row.outcome for row in found] == ["accepted", "rejected"]
-    assert found[1].step_share < 0.5
-    assert str(tmp_path) not in json.dumps(headers)
-    # The last line is lost in a cut; only that run is done again.
-    out.write_text(out.read_text()[:-30])
-    assert main(command) == 0
-    assert [row.attack for row in rows.read(out)[1]] == ["honest", FORGED]
-    assert f"{FORGED} rejected 1" in capsys.readouterr().out
+    left: list[Path] = []
+
+    def measured(case: Case, key: Key, name: str, folder: Path) -> Row:
+        folder.mkdir()
+        left.append(folder)
+        return Row(key.task, key.optimizer, key.schedule, key.seed, name, "rejected")
+
+    monkeypatch.setattr(effort, "_measured", measured)
+    [settings, *_] = effort.units(1, 1, tasks=("cancer",), attacks=["a"], per_attack=1)
+    assert effort.measure(settings, Bench(tmp_path)).figures["outcome"] == "rejected"
+    assert not left[0].parent.exists()

@@ -2,7 +2,6 @@
 
 import json
 import lzma
-from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,9 +15,9 @@ from polo.errors import FormatError, MissingError
 from polo.tasks import Task
 from polo.tasks.training import HeldOut, Trainable
 from polo_lab.data import text
-from polo_lab.experiments import lora as experiment
-from polo_lab.experiments import lora_report
-from polo_lab.experiments.__main__ import main
+from polo_lab.experiments import llm, llm_report
+from polo_lab.experiments.experiment import Bench
+from polo_lab.experiments.lines import DONE, Line, Recording
 from polo_lab.models import smollm
 from polo_lab.tasks.lora import WINDOW, SmolLMChat, SmolLMWikiText
 
@@ -44,6 +43,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     lines = "\n".join(json.dumps({"turns": talk}) for talk in turns)
     (tmp_path / "chitchat_byu.jsonl").write_text(lines)
     monkeypatch.setenv("POLO_DATA", str(tmp_path))
+    monkeypatch.setattr(text, "_DIGESTS", {})
     return tmp_path
 
 
@@ -132,32 +132,28 @@ def test_a_task_about_adapters_keeps_to_the_interfaces(data: Path, tiny: None, k
 
 
 @pytest.mark.slow
-def test_the_experiment_records_what_it_measures(
-    data: Path, tiny: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_the_experiment_measures_the_pretrained_model(
+    data: Path, tiny: None, tmp_path: Path
 ) -> None:
-    out = tmp_path / "out.jsonl"
-    asked = ["lora", "--scheme", "plain", "ednn", "--bits", "512", "--shards", "2"]
-    asked += ["--steps", "6", "--out", str(out)]
-    assert main(asked) == 0
-    rows = [json.loads(line)["row"] for line in out.read_text().splitlines()[1:]]
-    assert [row["scheme"] for row in rows] == ["plain", "ednn"]
-    for row in rows[1:]:
-        assert row["verdict"] == "accepted"
-        assert row["shards"] == 2
-        assert row["merged"]["float32"]["finding"] == "claim"
-        assert row["stranger"]["finding"] == "no_claim"
-    assert "wikitext ednn 512: 2 shards" in capsys.readouterr().err
-    assert main(asked) == 0
-    assert len(out.read_text().splitlines()) == 4
+    course, bench = llm.Course(shards=2, steps=6), Bench(tmp_path)
+    for scheme, bits in ((llm.PLAIN, 0), ("ednn", 512)):
+        settings = llm._settings("smollm2-135m", "wikitext", scheme, bits, course)
+        made = llm.measure(settings, bench)
+        assert made.figures["loss"] > 0
+    assert made.figures["verdict"] == "accepted"
+    assert made.figures["sealed"] == 2
+    assert made.figures["merged"]["float32"]["finding"] == "claim"
+    assert made.figures["stranger"]["finding"] == "no_claim"
+    assert made.timings["verifying"] > 0
 
 
 def test_a_run_is_wrong_where_the_stranger_is_named() -> None:
     named = {"finding": "claim", "log2_p": -99.0, "eta": 0.9}
-    row = experiment.Row("chat", "ednn", 512, 0, verdict="accepted", merged={"float32": named})
-    row.stranger = {**named, "finding": "no_claim"}
-    assert not row.wrong
-    row.stranger = named
-    assert row.wrong
+    settings = llm._settings("tiny", "letters", "ednn", 512, llm.Course())
+    figures = {"verdict": "accepted", "merged": {"float32": named}}
+    other = {**named, "finding": "no_claim"}
+    assert not llm.wrong(Line("llm", settings, DONE, {**figures, "stranger": other}))
+    assert llm.wrong(Line("llm", settings, DONE, {**figures, "stranger": named}))
 
 
 @pytest.mark.full
@@ -189,20 +185,26 @@ def test_without_the_package_it_is_said_what_to_do(monkeypatch: pytest.MonkeyPat
         smollm.gguf_path()
 
 
-def test_recorded_runs_become_a_table(tmp_path: Path) -> None:
-    lines, document = tmp_path / "lora.jsonl", tmp_path / "lora.json"
-    run = {"cpu": "a processor", "cores": 2, "gpu": "", "course": {"shards": 2, "rate": 0.002}}
-    run |= {"command": "python -m polo_lab.experiments lora", "time": "2026-11-16T00:00:00+00:00"}
+def test_recorded_runs_become_tables() -> None:
     found = {"finding": "claim", "log2_p": -100.0, "eta": 0.9}
-    plain = asdict(experiment.Row("wikitext", "plain", 0, 0, start=0.24, accuracy=[0.27]))
-    marked = asdict(experiment.Row("wikitext", "signed", 512, 0, shards=2, accuracy=[0.25, 0.26]))
-    marked |= {"eta": [1.0, 0.99], "merged": {"float32": found, "bfloat16": found}}
+    times = {"training": 0.5, "pressing": 0.01, "sealing": 1.0, "verifying": 2.0, "replaying": 30.0}
+    plain = {"start": 0.24, "accuracy": [0.27], "loss": 3.5, "sealed": 0}
+    marked = {**plain, "sealed": 2, "accuracy": [0.25, 0.26], "eta": [1.0, 0.99]}
+    marked |= {"merged": {"float32": found, "bfloat16": found}, "proof_bytes": 1_000_000}
     marked |= {"stranger": {**found, "finding": "no_claim"}}
-    written = [{"run": run}, {"row": plain}, {"row": marked}, {"run": {**run, "cpu": "idle"}}]
-    lines.write_text("\n".join(map(json.dumps, written)))
-    lora_report.record(lines, document)
-    text = "\n".join(lora_report.sections(*lora_report.load(document)))
-    assert "| wikitext | signed | 512 | 2 | 0.2600 | -1.0 points | 0.990 | 0.900 | -100 |" in text
+    settings = [
+        llm._settings("8b", "letters", scheme, bits, llm.Course())
+        for scheme, bits in ((llm.PLAIN, 0), ("signed", 512))
+    ]
+    recording = Recording(
+        [
+            Line("llm", own, DONE, figures, times)
+            for own, figures in zip(settings, (plain, marked), strict=True)
+        ]
+    )
+    text = "\n".join(llm_report.sections(recording))
+    assert "| 8b | letters | signed | 512 | 2 | 0.2600 | -1.0 points | 0.990 | 0.900 |" in text
     assert "2 of 2 | no |" in text
-    assert "idle" not in text
-    assert list(lora_report.sections([], [])) == []
+    assert "random weights in the shape of Llama-3.1-8B" in text
+    assert "| 8b | letters | full replay | – | 3.5000 | – | 30.00 s | – | 30.00 s |" in text
+    assert list(llm_report.sections(Recording())) == []

@@ -1,15 +1,13 @@
-"""What is recorded, and the page made of it."""
+"""What is recorded about effort, and the page made of it."""
 
-import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from polo_lab.experiments import escapes, escapes_report, recorded, report, rows
-from polo_lab.experiments.escapes import Escape
-from polo_lab.experiments.recorded import Recorded
-from polo_lab.experiments.rows import Row
+from polo_lab.experiments import effort_report, escapes, lines, pages
+from polo_lab.experiments.effort_rows import ERROR, Row
+from polo_lab.experiments.lines import Line, Recording
 
 PASSED = {"chain": "passed", "start": "passed", "progress": "passed", "replay": "passed"}
 HONEST = Row(
@@ -28,27 +26,29 @@ FORGED = replace(
 )
 RUN = {
     "machine": {"cpu": "A", "cores": 2, "gpu": "", "python": "3.11", "packages": {"torch": "2"}},
-    "command": "python -m polo_lab.experiments effort",
+    "command": "polo-lab run effort",
     "workers": 2,
     "began": "2026-01-01T00:00:00+00:00",
 }
 
 
-def written(path: Path, *found: Row) -> Path:
-    lines = [{"run": RUN}, *({"row": row.to_json()} for row in found)]
-    path.write_text("\n".join(map(json.dumps, lines)))
-    return path
+def line_of(row: Row) -> Line:
+    ended = lines.CRASHED if row.outcome == ERROR else lines.DONE
+    return Line("effort", row.settings(), ended, row.figures(), row.timings(), row.note)
+
+
+def recording(*rows: Row) -> Recording:
+    return Recording([line_of(row) for row in rows], [RUN])
+
+
+def page_of(*rows: Row) -> str:
+    return "\n\n".join(effort_report.sections("small", recording(*rows)))
 
 
 def test_rows_come_back_as_they_were(tmp_path: Path) -> None:
-    _, found = rows.read(written(tmp_path / "lines", HONEST, FORGED))
-    assert found == [HONEST, FORGED]
-
-
-def test_a_line_that_was_cut_is_left_out(tmp_path: Path) -> None:
-    path = written(tmp_path / "lines", HONEST, FORGED)
-    path.write_text(path.read_text()[:-20])
-    assert rows.read(path) == ([RUN], [HONEST])
+    for row in (HONEST, FORGED):
+        lines.add(tmp_path / "lines", line_of(row))
+    assert [Row.of(line) for line in lines.read(tmp_path / "lines").lines] == [HONEST, FORGED]
 
 
 def test_a_cheap_attack_that_passes_is_wrong() -> None:
@@ -72,29 +72,28 @@ def test_levels_are_judged_one_by_one() -> None:
     assert not replace(FORGED, levels={}).accepted_by()
 
 
-def test_recording_keeps_the_last_run_that_did_not_break(tmp_path: Path) -> None:
-    broken = replace(FORGED, outcome=rows.ERROR)
+def test_reading_keeps_the_last_run_that_did_not_break(tmp_path: Path) -> None:
+    broken = replace(FORGED, outcome=ERROR)
     passed = replace(FORGED, seed=2, outcome="accepted", note="by luck")
-    noted = replace(FORGED, note="of no interest where it was rejected")
-    lines = written(tmp_path / "lines", broken, HONEST, noted, broken, passed)
-    recorded.record("small", lines, tmp_path)
-    assert recorded.load(tmp_path) == [Recorded("small", [RUN], [FORGED, HONEST, passed])]
+    for row in (broken, HONEST, FORGED, broken, passed):
+        lines.add(tmp_path / "lines", line_of(row))
+    assert [Row.of(x) for x in lines.read(tmp_path / "lines").lines] == [FORGED, HONEST, passed]
 
 
 def test_what_passes_stands_first_and_in_bold() -> None:
     passed = replace(FORGED, outcome="accepted", levels=PASSED, seconds=1.2, steps=60)
-    page = report.page([Recorded("small", [RUN], [HONEST, FORGED, passed])])
+    page = page_of(HONEST, FORGED, passed)
     assert "**inflation: 1 of 2" in page
     assert page.index("What still passes") < page.index("Attack × level")
     assert "60.0% of the gradient steps and 60.0% of the time" in page
     assert "cheap**" not in page
     cheap = replace(passed, steps=10, note="nine tenths left out")
-    page = report.page([Recorded("small", [RUN], [HONEST, cheap])])
+    page = page_of(HONEST, cheap)
     assert "1 of them cheap**. For instance: nine tenths left out." in page
 
 
 def test_the_table_counts_by_level() -> None:
-    page = report.page([Recorded("small", [RUN], [HONEST, FORGED, FORGED])])
+    page = page_of(HONEST, FORGED, FORGED)
     line = next(line for line in page.splitlines() if line.startswith("| inflation | 5"))
     cells = [cell.strip() for cell in line.strip("|").split("|")]
     assert cells[4:] == ["0", "0", "0", "2", "2 of 2", "15.8 to 100.0 %"]
@@ -108,50 +107,43 @@ def test_honest_alarms_are_counted() -> None:
         levels={**PASSED, "progress": "failed"},
         faults=("progress/path",),
     )
-    page = report.page([Recorded("small", [RUN], [HONEST, alarm])])
+    page = page_of(HONEST, alarm)
     assert "| all | 0 | 0 | 1 | 0 | 1 of 2 | 1.3 to 98.7 % |" in page
     assert "| progress | path | 1 of 2 (1.3 to 98.7 %) | – |" in page
 
 
 def test_the_page_is_what_was_recorded() -> None:
-    page = report.page(recorded.load(), escapes.load(escapes_report.RECORDED))
-    assert report.PAGE.read_text(encoding="utf-8") == page
+    page = pages.results_page()
+    assert (pages.FOLDER / "results.md").read_text(encoding="utf-8") == page, "run polo-lab docs"
 
 
 def test_an_allowance_is_said_on_the_page() -> None:
-    page = report.page([Recorded("small", [RUN], [HONEST, FORGED])])
+    page = page_of(HONEST, FORGED)
     assert "millionths" not in page
-    page = report.page([Recorded("small", [RUN], [replace(HONEST, tolerance=1000)])])
+    page = page_of(replace(HONEST, tolerance=1000))
     assert "allow a deviation of 1000 millionths" in page
 
 
-def test_rows_that_were_recorded_before_a_column_was_added_are_read(tmp_path: Path) -> None:
-    path = recorded.record("small", written(tmp_path / "lines", HONEST), tmp_path)
-    value = json.loads(path.read_text())
-    value["columns"].remove("tolerance")
-    value["rows"] = [line[:-1] for line in value["rows"]]
-    path.write_text(json.dumps(value))
-    assert recorded.load(tmp_path)[0].rows == [HONEST]
-
-
-def test_escapes_are_compared_with_what_was_stated(tmp_path: Path) -> None:
-    honest = Escape("honest", "sgd", 0, 660, 24, 0, 1.0, 300, 300, 2, 2)
-    skipped = Escape("skipping", "sgd", 0, 660, 24, 66, 0.0776, 300, 21, 2, 0)
-    lines = [{"run": RUN}, {"escape": asdict(honest)}, {"escape": asdict(skipped)}]
-    (tmp_path / "lines").write_text("\n".join(map(json.dumps, lines)))
-    escapes.record(tmp_path / "lines", tmp_path / "escapes.json")
-    found = escapes.load(tmp_path / "escapes.json")
-    assert found == ([RUN], [honest, skipped])
-    page = report.page([], found)
+def test_escapes_are_compared_with_what_was_stated() -> None:
+    honest = {"attack": "honest", "optimizer": "sgd", "seed": 0, "challenges": 300, "verified": 2}
+    drawn = {"segments": 660, "drawn": 24, "faked": 0, "stated": 1.0, "missed": 300, "accepted": 2}
+    skipped = {**drawn, "faked": 66, "stated": 0.0776, "missed": 21, "accepted": 0}
+    found = [
+        Line("escapes", honest, lines.DONE, drawn),
+        Line("escapes", {**honest, "attack": "skipping"}, lines.DONE, skipped),
+    ]
+    page = "\n".join(escapes.sections(Recording(found, [RUN])))
     assert (
         "| skipping | sgd | 66 of 660 | 24 | 7.8 % | 21 of 300 | 4.4 to 10.5 % | 0 of 2 |" in page
     )
     assert "| honest | sgd | 0 of 660 | 24 | – | – | – | 2 of 2 |" in page
-    assert "Chances of escape" not in report.page([], escapes.load(tmp_path / "none"))
+    assert list(escapes.sections(Recording())) == []
+    assert escapes.wrong(replace(found[0], figures={**drawn, "accepted": 1}))
+    assert not escapes.wrong(found[0])
 
 
-def test_what_is_recorded_is_small_and_complete() -> None:
-    for experiment in recorded.load():
-        path = recorded.FOLDER / f"effort-{experiment.name}.json"
-        assert path.stat().st_size < 300_000
-        assert [row for row in experiment.rows if row.outcome == rows.ERROR] == []
+def test_nothing_that_is_recorded_about_effort_broke() -> None:
+    for name in ("effort", "effort-tolerance", "effort-resnet18"):
+        found = lines.read(lines.path_of(name, lines.FOLDER))
+        assert found.lines
+        assert [line for line in found.lines if line.ended != lines.DONE] == []

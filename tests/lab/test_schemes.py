@@ -1,26 +1,24 @@
 """The experiment on schemes: what is trained, measured, recorded and written."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from polo.errors import PoloError
-from polo_lab.experiments import schemes, schemes_report, schemes_rows
-from polo_lab.experiments.__main__ import main
-from polo_lab.experiments.schemes_rows import PLAIN, Recorded, Row
+from polo_lab.experiments import lines, pages, schemes, schemes_report
+from polo_lab.experiments.experiment import Bench
+from polo_lab.experiments.lines import Line, Recording
+from polo_lab.experiments.schemes_rows import PLAIN, UNFIT, Row
 from polo_lab.schemes import courses
-from polo_lab.schemes.courses import COURSES, Course, Loop
-from polo_lab.schemes.training import train_plain
+from polo_lab.schemes.courses import COURSES, Further, Subject
 from polo_lab.tasks import DigitsMLP
-from polo_lab.tasks.cifar_varied import varied
+from polo_lab.training import Augmentation, Course
+from polo_lab.training.varying import varied
 
 RUN = {
     "machine": {"cpu": "A", "cores": 2, "gpu": "", "python": "3.11", "packages": {"torch": "2"}},
-    "command": "python -m polo_lab.experiments schemes",
+    "command": "polo-lab run schemes",
     "workers": 1,
     "began": "2026-01-01T00:00:00+00:00",
 }
@@ -38,35 +36,37 @@ MARKED = Row(
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """A course of two epochs in the place of the digits."""
-    course = Course(DigitsMLP, "two epochs of digits", epochs=2, rate=0.1, thief=1)
-    monkeypatch.setitem(courses.COURSES, "digits", course)
+    course = Course(epochs=2, rate=0.1, batch=64, nesterov=False)
+    subject = Subject(DigitsMLP, "two epochs of digits", course, thief=1)
+    monkeypatch.setitem(courses.COURSES, "digits", subject)
 
 
-def written(path: Path, *found: Row) -> Path:
-    lines = [{"run": RUN}, *({"row": row.to_json()} for row in found)]
-    path.write_text("\n".join(map(json.dumps, lines)))
-    return path
+def line_of(row: Row) -> Line:
+    if row.problem:
+        note = row.problem.removeprefix(UNFIT)
+        return Line("schemes", row.settings(), lines.REFUSED, note=note)
+    return Line("schemes", row.settings(), lines.DONE, row.figures(), row.timings())
+
+
+def page_of(*rows: Row) -> str:
+    return schemes_report.page({"small": Recording([line_of(row) for row in rows], [RUN])})
 
 
 def test_rows_come_back_as_they_were(tmp_path: Path) -> None:
-    headers, found = schemes_rows.read(written(tmp_path / "lines", UNMARKED, MARKED))
-    assert headers == [RUN]
-    assert found == [UNMARKED, MARKED]
+    unfit = replace(UNMARKED, scheme="fedipr", problem=f"{UNFIT}no norm scales", epochs=0)
+    unfit = replace(unfit, accuracy=None, plain_accuracy=None)
+    for row in (UNMARKED, MARKED, unfit):
+        lines.add(tmp_path / "lines", line_of(row))
+    found = [Row.of(line) for line in lines.read(tmp_path / "lines").lines]
+    assert found == [UNMARKED, MARKED, unfit]
 
 
-def test_recording_keeps_the_last_training_that_did_not_break(tmp_path: Path) -> None:
-    broken = replace(MARKED, problem="RuntimeError: no")
-    lines = written(tmp_path / "lines", broken, MARKED, UNMARKED, broken)
-    schemes_rows.record("small", lines, tmp_path)
-    assert schemes_rows.load(tmp_path) == [Recorded("small", [RUN], [MARKED, UNMARKED])]
-
-
-def test_every_kind_is_a_unit_and_each_seed_has_its_unmarked_training(tmp_path: Path) -> None:
+def test_every_kind_is_a_unit_and_each_seed_has_its_unmarked_training() -> None:
     work = schemes.units(
         tasks=["digits", "norms"], schemes=["ednn", "signed"], bits=[256, 512],
-        loads=[None, 0.125], strengths=[None], seeds=3, plain=tmp_path,
+        loads=[None, 0.125], seeds=3,
     )  # fmt: skip
-    names = [(unit.row.scheme, unit.row.load) for unit in work]
+    names = [(unit["scheme"], unit["load"]) for unit in work]
     assert names.count((PLAIN, 0)) == 6
     # The default load of ednn is the other one that was asked for: no training runs twice.
     assert names.count(("ednn", 125_000)) == 12
@@ -75,75 +75,43 @@ def test_every_kind_is_a_unit_and_each_seed_has_its_unmarked_training(tmp_path: 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("short")
-def test_a_training_is_measured_recorded_and_not_repeated(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "rows.jsonl"
-    asked = ["schemes", "--task", "digits", "--scheme", "ednn", "fedipr", "--bits", "256"]
-    asked += ["--strength", "0.02", "--seeds", "1", "--workers", "0", "--out", str(out)]
-    assert main(asked) == 0
-    rows = {row.scheme: row for row in schemes_rows.read(out)[1]}
-    marked = rows["ednn"]
-    assert marked.problem == ""
-    assert marked.shards >= 1
-    assert marked.sealed is not None
-    assert marked.sealed >= 0.99
-    assert marked.residual_log2_p is not None
-    assert marked.residual_log2_p < -64
-    assert marked.claimed
-    assert marked.least_edit is not None
-    assert marked.forge_edit is not None
-    assert 0 < marked.least_edit < marked.forge_edit
-    assert marked.plain_accuracy == rows[PLAIN].accuracy
-    assert rows["fedipr"].problem.startswith(schemes.UNFIT)
-    capsys.readouterr()
-    assert main(asked) == 0
-    assert len(schemes_rows.read(out)[1]) == 3, "nothing was left to do"
+def test_a_training_is_measured_beside_the_unmarked_one(tmp_path: Path) -> None:
+    work = schemes.units(tasks=["digits"], schemes=["ednn"], bits=[256], strengths=[0.02], seeds=1)
+    bench = Bench(tmp_path)
+    unmarked, marked = (schemes.measure(unit, bench) for unit in work)
+    assert marked.figures["shards"] >= 1
+    assert marked.figures["sealed"] >= 0.99
+    assert marked.figures["residual_log2_p"] < -64
+    assert marked.figures["claimed"]
+    assert 0 < marked.figures["least_edit"] < marked.figures["forge_edit"]
+    assert marked.figures["plain_accuracy"] == unmarked.figures["accuracy"]
+    assert marked.timings["plain_seconds"] == unmarked.timings["seconds"]
 
 
-@pytest.mark.usefixtures("short")
-def test_a_training_that_breaks_is_recorded_and_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def breaking(*_: object) -> None:
-        raise PoloError("the disk is full")
-
-    monkeypatch.setattr(schemes, "train_plain", breaking)
-    unit = schemes.Unit(Row("digits", PLAIN, 0, 0, 0, 0), tmp_path / "plain")
-    assert schemes.run([unit], workers=0, out=tmp_path / "rows") == 1
-    assert "the disk is full" in schemes_rows.read(tmp_path / "rows")[1][0].problem
-    monkeypatch.setattr(schemes, "train_plain", train_plain)
-    assert schemes.run([unit], workers=0, out=tmp_path / "rows") == 0
-    kept = schemes_rows.settled(schemes_rows.read(tmp_path / "rows")[1])
-    assert [row.problem for row in kept] == [""]
-    capsys.readouterr()
-
-
-def test_the_rate_falls_to_zero() -> None:
-    course = replace(COURSES["norms"], epochs=2, batch=512)
-    task = course.task()
+def test_a_thief_trains_on_at_the_full_rate() -> None:
+    course = replace(COURSES["norms"].course, batch=512)
+    subject = replace(COURSES["norms"], course=course, thief=2)
+    task = subject.task()
     model = task.build_model()
-    optimizer = course.optimizer(model)
-    loop = Loop(task, course, torch.device("cpu"))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     rates = []
     optimizer.register_step_post_hook(lambda *_: rates.append(optimizer.param_groups[0]["lr"]))
+    further = Further(task, subject, seed=0)
     for _ in range(2):
-        loop.falling_epoch(model, optimizer)
-    assert len(rates) == 6
-    assert rates[0] == course.rate
-    assert np.allclose(np.diff(rates), -course.rate / 6)
+        further.epoch(model, optimizer)
+    assert rates == [course.rate] * 4
 
 
-def test_images_are_shifted_and_mirrored_one_by_one() -> None:
+def test_images_of_a_step_are_shifted_and_mirrored_one_by_one() -> None:
     torch.manual_seed(0)
-    image = torch.arange(3 * 32 * 32).reshape(1, 3, 32, 32) % 251 + 1
-    several = varied(image.repeat(400, 1, 1, 1))
-    assert several.shape == (400, 3, 32, 32)
+    image = torch.arange(3 * 32 * 32).reshape(1, 32, 32, 3) % 251 + 1
+    several = varied(image.repeat(400, 1, 1, 1), Augmentation(4, "constant"))
+    assert several.shape == (400, 32, 32, 3)
     distinct = {tuple(one.flatten().tolist()) for one in several}
     assert len(distinct) > 100, "nine shifts down, nine across, mirrored or not"
     whole = [one for one in several if not bool((one == 0).any())]
-    assert all(torch.equal(one, image[0]) or torch.equal(one, image[0].flip(-1)) for one in whole)
-    inner = image[0, :, 10:20, 10:20].flatten().sort().values
+    assert all(torch.equal(one, image[0]) or torch.equal(one, image[0].flip(1)) for one in whole)
+    inner = image[0, 10:20, 10:20].flatten().sort().values
     kept = [one for one in several[:20] if set(inner.tolist()) <= set(one.flatten().tolist())]
     assert len(kept) == 20, "the middle of an image is never cut off"
 
@@ -152,7 +120,7 @@ def test_the_page_says_what_holds_and_what_does_not() -> None:
     free = replace(MARKED, scheme="signed", accuracy=0.97, shards=6, claimed=False)
     rows = [UNMARKED, *(replace(MARKED, seed=at, accuracy=0.954 + at / 1000) for at in range(3))]
     rows += [free, replace(free, seed=2)]
-    page = schemes_report.page([Recorded("small", [RUN], rows)])
+    page = page_of(*rows)
     assert "The most is lost with 256 bits at 0.125, λ = 0.001: 1.5 points" in page
     assert "**signed**: of 1 cases accuracy stays within half a point of unmarked training" in page
     assert "Not every epoch ends in a shard" in page
@@ -162,23 +130,22 @@ def test_the_page_says_what_holds_and_what_does_not() -> None:
 
 
 def test_one_seed_settles_nothing_about_accuracy() -> None:
-    page = schemes_report.page([Recorded("small", [RUN], [UNMARKED, MARKED])])
+    page = page_of(UNMARKED, MARKED)
     assert "in 0, falls by more in 0, and is not settled by so few seeds in 1." in page
 
 
 def test_the_page_shows_what_was_refused() -> None:
-    refused = replace(MARKED, scheme="fedipr", problem=f"{schemes.UNFIT}no norm scales")
-    page = schemes_report.page([Recorded("small", [RUN], [UNMARKED, MARKED, refused])])
+    refused = replace(MARKED, scheme="fedipr", problem=f"{UNFIT}no norm scales")
+    page = page_of(UNMARKED, MARKED, refused)
     assert "- fedipr, 256 bits at 0.125: no norm scales" in page
     assert "| fedipr | 256 |" not in page.partition("## Small")[2]
 
 
 def test_the_page_is_what_was_recorded() -> None:
-    page = schemes_report.page(schemes_rows.load())
-    assert schemes_report.PAGE.read_text(encoding="utf-8") == page
+    page = (pages.FOLDER / "schemes.md").read_text(encoding="utf-8")
+    assert page == pages.schemes_page(), "run polo-lab docs"
 
 
-def test_what_is_recorded_is_complete() -> None:
-    for experiment in schemes_rows.load():
-        broken = [r.problem for r in experiment.rows if r.problem]
-        assert [why for why in broken if not why.startswith(schemes.UNFIT)] == []
+def test_nothing_that_is_recorded_about_schemes_broke() -> None:
+    found = lines.read(lines.path_of("schemes", lines.FOLDER))
+    assert {line.ended for line in found.lines} == {lines.DONE, lines.REFUSED}

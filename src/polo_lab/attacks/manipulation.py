@@ -1,10 +1,12 @@
 """Manipulation: the thief presses a chain of their own into the stolen weights, without training.
 
-The paper's *Weight Manipulation Attack* (WMA, threat model 2), by the finishing step's closed form:
-it needs no training data, no time, and hardly any accuracy.
+By the finishing step's closed form it needs no training data, no time, and hardly any accuracy.
+`polo_lab.attacks.wma` is the paper's *Weight Manipulation Attack* (WMA, threat model 2), checkpoint
+by checkpoint.
 """
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -12,8 +14,10 @@ import torch
 from polo.cli.scenes import forge
 from polo.enrolment import enrol, make_terms
 from polo.keys import Identity
+from polo.protocol.records import Terms
 from polo.protocol.signing import Signer
 from polo.tasks import Task
+from polo.watermark.mark import Mark
 
 
 def manipulate(
@@ -35,8 +39,37 @@ def manipulate(
         shards: How many shards the thief makes up.
         bits: Bits of the thief's marks.
     """
-    stolen, thief = copy.deepcopy(model), Identity.generate()
+    stolen = copy.deepcopy(model)
     terms = make_terms(task, bits=bits, fewest_shards=1)
-    issued = enrol(terms, identity=thief.public_key, issuer=issuer)
-    forge(stolen, issued, thief, store, shards=shards, evaluate=lambda: task.evaluate(stolen))
+
+    def evaluate() -> float:
+        return task.evaluate(stolen)
+
+    press(stolen, terms, store=store, issuer=issuer, shards=shards, evaluate=evaluate)
     return stolen
+
+
+def press(
+    model: torch.nn.Module,
+    terms: Terms,
+    *,
+    store: Path,
+    issuer: Signer,
+    shards: int,
+    evaluate: Callable[[], float],
+    before: Callable[[int, Mark], None] | None = None,
+) -> None:
+    """Enrol a thief, and press a chain of marks into a model.
+
+    Args:
+        model: The model, which is changed.
+        terms: The terms that the thief enrols under.
+        store: The folder of the thief's proof.
+        issuer: Who enrols the thief.
+        shards: How many shards the thief makes up.
+        evaluate: Measures the model, after every shard.
+        before: May change the model before a shard's mark is pressed into it; told both.
+    """
+    thief = Identity.generate()
+    issued = enrol(terms, identity=thief.public_key, issuer=issuer)
+    forge(model, issued, thief, store, shards=shards, evaluate=evaluate, before=before)

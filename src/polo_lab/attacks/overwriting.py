@@ -1,11 +1,13 @@
 """Overwriting: the thief enrols and runs a chain of their own on the stolen model.
 
-The paper's *Overhaul Fine-tuning Attack* (OFA, threat model 2), at its strongest: with the training
-data, at the full learning rate, and with a stronger mark than the owner's. The thief's proof is a
-real one, made by the real prover.
+Here at its strongest: with the training data, at the full learning rate, and with a stronger mark
+than the owner's. `polo_lab.attacks.ofa` is the paper's *Overhaul Fine-tuning Attack* (OFA, threat
+model 2), checkpoint by checkpoint. The thief's proof is a real one, made by the real prover.
 """
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import torch
 
 from polo.enrolment import enrol, make_terms
 from polo.keys import Identity
+from polo.protocol.records import Terms
 from polo.protocol.signing import Signer
 from polo.prover import Proof, Prover
 from polo.tasks import Task
@@ -63,15 +66,40 @@ def overwrite(
         scheme: The scheme of the thief's marks.
         load: Their bits per weight of a block; by default the scheme's own.
     """
-    stolen, thief = copy.deepcopy(model), Identity.generate()
+    stolen = copy.deepcopy(model)
     terms = make_terms(
         task, scheme=scheme, bits=bits, strength=strength, load=load, fewest_shards=1
     )
-    issued = enrol(terms, identity=thief.public_key, issuer=issuer)
     optimizer = torch.optim.SGD(stolen.parameters(), lr=learning_rate, momentum=momentum)
-    prover = Prover(issued, key=thief, store=store)
-    with prover.attach(stolen, optimizer, evaluate=lambda: task.evaluate(stolen)):
+    with proving(stolen, optimizer, task, terms, store=store, issuer=issuer) as prover:
         for _ in range(epochs):
             train_epoch(stolen, optimizer)
             prover.end_epoch()
-    return Overwritten(stolen, prover.finish())
+        return Overwritten(stolen, prover.finish())
+
+
+@contextmanager
+def proving(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    task: Task,
+    terms: Terms,
+    *,
+    store: Path,
+    issuer: Signer,
+) -> Iterator[Prover]:
+    """A thief's prover, enrolled like anybody else and attached; whoever has it finishes the proof.
+
+    Args:
+        model: What the thief trains.
+        optimizer: With what.
+        task: The task.
+        terms: The terms that the thief enrols under.
+        store: The folder of the thief's proof.
+        issuer: Who enrols the thief.
+    """
+    thief = Identity.generate()
+    issued = enrol(terms, identity=thief.public_key, issuer=issuer)
+    prover = Prover(issued, key=thief, store=store)
+    with prover.attach(model, optimizer, evaluate=lambda: task.evaluate(model)):
+        yield prover

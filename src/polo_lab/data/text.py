@@ -1,34 +1,77 @@
 """Text to train language models on: WikiText-2 and the BYU chitchat conversations.
 
 Files may be plain or packed with xz. WikiText-2 is read under its original names
-(`wikitext-2-raw/wiki.train.raw`) or as `wikitext2_raw_*.txt`; chitchat as `chitchat_byu.jsonl`, one
-conversation a line with its `turns`.
+(`wikitext-2-raw/wiki.train.raw`, `wikitext-2/wiki.train.tokens`) or as `wikitext2_raw_*.txt` and
+`wikitext2_v1_*.txt`; chitchat as `chitchat_byu.jsonl`, one conversation a line with its `turns`.
 """
 
+import functools
 import json
-import lzma
-import os
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
-from polo.errors import FormatError, MissingError
+from polo.errors import FormatError
+from polo_lab.data import files
+from polo_lab.data.dataset import Dataset, Part
+from polo_lab.data.words import Vocabulary, manual, windows
 
-_WIKITEXT = {
+LENGTH = 64
+VOCABULARY = 33_281
+"""All 33,278 tokens of WikiText-2's training part with its ends of lines, and three codes."""
+
+_RAW = {
     "train": ("wikitext-2-raw/wiki.train.raw", "wikitext2_raw_train_first1MB.txt"),
     "test": ("wikitext-2-raw/wiki.test.raw", "wikitext2_raw_test.txt"),
 }
-_CHITCHAT = ("chitchat_byu.jsonl",)
-MOST_BYTES = 2**28
+_TOKENS = {
+    "train": ("wikitext-2/wiki.train.tokens", "wikitext2_v1_train_articles_shuffled.txt"),
+    "test": ("wikitext-2/wiki.test.tokens", "wikitext2_v1_test.txt"),
+}
+_CHITCHAT = "chitchat_byu.jsonl"
+_DIGESTS = {
+    "wikitext2_raw_test.txt": "4f3e427e4aff23acff917a8a51aeae21bf12832256e26914c8fc250dcef4103c",
+    "wikitext2_raw_train_first1MB.txt": (
+        "202fe8b8c4853f1de79b459d8af874d7f043f8299995c769604ffde1b07eb860"
+    ),
+    "wikitext2_v1_test.txt": "d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0",
+    "wikitext2_v1_train_articles_shuffled.txt": (
+        "728c77e87e176af4730f9a80fc6008bcaff421a7202c1c048877c0eec3685f89"
+    ),
+    _CHITCHAT: "058c7f9ee6ecac415186fe7084bfd5e49f02ad2fa9e58833c618c49478963a14",
+}
+"""SHA-256 of the files as they are unpacked."""
 
 
 def wikitext(part: str) -> str:
     """WikiText-2, raw: part `train` (perhaps its beginning alone) or `test`."""
-    return _read("WikiText-2", _WIKITEXT[part])
+    return _read("WikiText-2", _RAW[part])
+
+
+def wikitext2() -> Dataset:
+    """WikiText-2 (v1), word by word: guess the next one at each of 64 places."""
+    if not all(files.find(*names) for names in _TOKENS.values()):
+        raise files.missing("WikiText-2", " or ".join(_TOKENS["train"]))
+
+    def words(part: str) -> list[str]:
+        text = _read("WikiText-2", _TOKENS[part])
+        return [word for line in text.splitlines() for word in [*line.split(), "<eos>"]]
+
+    return _guessing("wikitext2", "WikiText-2 (v1)", words)
+
+
+def stand_in() -> Dataset:
+    """Python's own help; every fourth topic is for testing."""
+    topics = manual()
+
+    def words(part: str) -> list[str]:
+        chosen = (topic for at, topic in enumerate(topics) if (at % 4 == 3) == (part == "test"))
+        return [word for topic in chosen for word in topic]
+
+    return _guessing("wikitext2-help", "Python's own help, in the place of WikiText-2", words)
 
 
 def chitchat() -> Iterator[list[str]]:
     """Conversations, each as what was said in turn; two people speak."""
-    for number, line in enumerate(_read("BYU chitchat", _CHITCHAT).splitlines(), 1):
+    for number, line in enumerate(_read("BYU chitchat", (_CHITCHAT,)).splitlines(), 1):
         try:
             turns = [str(turn["text"]) for turn in json.loads(line)["turns"]]
         except (ValueError, TypeError, KeyError) as error:
@@ -37,27 +80,18 @@ def chitchat() -> Iterator[list[str]]:
             yield turns
 
 
-def _read(what: str, names: tuple[str, ...]) -> str:
-    folder = Path(os.environ.get("POLO_DATA", ""))
-    for name in names:
-        if (plain := folder / name).is_file():
-            with plain.open("rb") as file:
-                return _text(file.read(MOST_BYTES + 1), str(plain))
-        if (packed := folder / f"{name}.xz").is_file():
-            try:
-                with lzma.open(packed) as unpacked:
-                    return _text(unpacked.read(MOST_BYTES + 1), str(packed))
-            except lzma.LZMAError as error:
-                raise FormatError(f"cannot be unpacked: {error}", place=str(packed)) from error
-    raise MissingError(
-        f"{what} is not here", advice=f"Let POLO_DATA name the folder that holds {names[-1]}."
+def _guessing(name: str, title: str, words: Callable[[str], list[str]]) -> Dataset:
+    vocabulary = functools.cache(lambda: Vocabulary([words("train")], VOCABULARY))
+    return Dataset(
+        name,
+        title,
+        VOCABULARY,
+        lambda part: Part(*windows(vocabulary().codes(words(part)), LENGTH)),
     )
 
 
-def _text(data: bytes, place: str) -> str:
-    if len(data) > MOST_BYTES:
-        raise FormatError(f"more than {MOST_BYTES} bytes of text", place=place)
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise FormatError("is no UTF-8 text", place=place) from error
+def _read(what: str, names: tuple[str, ...]) -> str:
+    path = files.find(*names)
+    if path is None:
+        raise files.missing(what, names[-1])
+    return files.text(path, digest=_DIGESTS.get(path.name.removesuffix(".xz"), ""))

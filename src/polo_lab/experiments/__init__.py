@@ -1,7 +1,6 @@
-"""Experiments: many runs, recorded one by one, and the pages that are made of them.
+"""Experiments: many runs, each recorded as one line, and what is made of the lines.
 
-`python -m polo_lab.experiments effort` runs honest trainings and attacks on evidence of effort,
-`python -m polo_lab.experiments schemes` trainings with marks of every scheme;
-`python -m polo_lab.experiments.report` makes docs/results.md and docs/schemes.md of what was
-recorded.
+`polo-lab run NAME` measures what is not recorded yet, `polo-lab table NAME` and `polo-lab figure
+NAME` show it, `polo-lab docs` writes docs/results.md and docs/schemes.md. An experiment is a module
+that is named in `catalogue` and has `EXPERIMENTS`; `experiment` says what belongs to one.
 """

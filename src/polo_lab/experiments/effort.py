@@ -1,17 +1,12 @@
-"""Honest runs and attacks on evidence of effort, in parallel, each recorded when it is done.
+"""Honest runs and attacks on evidence of effort.
 
-A unit of work is one case: an honest run, which is judged, and the attacks that are made on it,
-so that every attack's cost is measured beside the honest training that it is compared with. Whoever
-measures a run writes it down at once: an experiment that is killed loses the runs under way.
+Runs of one case share a bench: an honest run, which is judged, and the attacks that are made on it,
+so that every attack's cost is measured beside the honest training that it is compared with.
 """
 
-import functools
 import tempfile
-import time
-import traceback
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +15,40 @@ import numpy as np
 from polo.errors import WeightsError
 from polo_lab.attacks.effort import ATTACKS
 from polo_lab.effort.case import Attack, Attempt, Case
-from polo_lab.effort.catalogue import SMALL, Key, keys
+from polo_lab.effort.catalogue import LARGE, SMALL, Key, keys
 from polo_lab.effort.judging import Judgement, judge
 from polo_lab.effort.training import Trained, respond
-from polo_lab.experiments import pool, rows
-from polo_lab.experiments.rows import HONEST, Row
+from polo_lab.experiments import effort_report
+from polo_lab.experiments.effort_rows import ERROR, HONEST, Row
+from polo_lab.experiments.experiment import Bench, Experiment, Measured
+from polo_lab.experiments.lines import Line, Settings
 
 PER_ATTACK = 30
 NO_PROOF = "no proof"
+QUICK = ("inflation from a drawn start", "skipping 50%, ahead")
+"""Attacks of the trimmed form."""
 
+NEAR = (
+    "tiny subset of 16, varied copies",
+    "tiny subset of 16, relabelled copies",
+    "labels that the loss leaves out, all but 4 places",
+    "spoofed replay, batches",
+)
+"""Attacks that an allowance for other platforms might let through."""
 
-@dataclass(frozen=True)
-class Unit:
-    """A case and what is measured on it: `honest`, or names of attacks."""
-
-    key: Key
-    runs: tuple[str, ...]
+BROAD = (
+    "inflation from a drawn start",
+    "inflation from a stolen start",
+    "interpolation, straight",
+    "interpolation, curved",
+    "few real steps, 20%",
+    "idle steps, identity",
+    "idle steps, no loss",
+    "reused segments, own",
+    "skipping 50%, ahead",
+    "spoofed replay, small",
+)
+"""One attack of every kind, where a run takes long."""
 
 
 def units(
@@ -46,7 +59,7 @@ def units(
     attacks: Sequence[str] = (),
     per_attack: int = PER_ATTACK,
     tolerance: int = 0,
-) -> list[Unit]:
+) -> list[Settings]:
     """The work: so many honest runs, and attacks spread over their cases.
 
     Args:
@@ -67,65 +80,46 @@ def units(
         for at in np.random.default_rng(list(name.encode())).permutation(honest)[:each]:
             chosen[at].append(name)
     cases = keys(honest, tasks, tolerance)
-    return [Unit(key, tuple(runs)) for key, runs in zip(cases, chosen, strict=True)]
+    return [
+        _row(key, name).settings() for key, own in zip(cases, chosen, strict=True) for name in own
+    ]
 
 
-def run(work: Iterable[Unit], *, workers: int, out: Path, minutes: float = 0) -> int:
-    """Measure what is not recorded yet; 1 if something came out as it must not, or is missing.
-
-    Args:
-        work: The units.
-        workers: Processes.
-        out: The file of JSON lines to add to.
-        minutes: Begin no unit after so many minutes; 0 for no limit. What is left is taken up by
-            the next call.
-    """
-    _, known = rows.read(out)
-    pending = list(_missing(work, known))
-    deadline = time.monotonic() + 60 * minutes if minutes else float("inf")
-    pool.begin(out, workers)
-    measuring = functools.partial(measure, out=out)
-    found = pool.measured(measuring, pending, workers=workers, deadline=deadline)
-    done = [row for some in found for row in some]
-    left = sum(len(unit.runs) for unit in pending) - len(done)
-    return _summary(rows.settled([*known, *done]), left)
+def measure(settings: Settings, bench: Bench) -> Measured:
+    """One honest run, or one attack on it."""
+    key = Key(**{name: settings[name] for name in _GROUP})
+    case: Case = bench.once(key, lambda: key.case(bench.folder / "case"))
+    # What one run leaves behind goes before the next: large models leave gigabytes.
+    with tempfile.TemporaryDirectory(dir=bench.folder) as own:
+        row = _measured(case, key, settings["attack"], Path(own) / "proof")
+    return Measured(row.figures(), row.timings(), row.note)
 
 
-def measure(unit: Unit, out: Path) -> list[Row]:
-    """One case: the honest run, and the attacks on it; each is written down when it is done."""
-    found = []
-    with tempfile.TemporaryDirectory(prefix="polo-lab-") as temporary:
-        case = unit.key.case(Path(temporary) / "case")
-        for name in unit.runs:
-            # What one run leaves behind goes before the next: large models leave gigabytes.
-            with tempfile.TemporaryDirectory(dir=temporary) as own:
-                row = _row(case, unit.key, name, Path(own) / "proof")
-            pool.add(out, {"row": row.to_json()})
-            print(
-                f"{row.task} {row.optimizer} {row.schedule} {row.attack}: {row.outcome}", flush=True
-            )
-            found.append(row)
-    return found
+def wrong(line: Line) -> str:
+    """An honest run that was not accepted, or a cheap attack that was."""
+    row = Row.of(line)
+    return f"{row.attack} was {row.outcome}: {', '.join(row.faults)}" if row.wrong else ""
 
 
-def _row(case: Case, key: Key, name: str, folder: Path) -> Row:
-    row = Row(
-        key.task, key.optimizer, key.schedule, key.seed, name, rows.ERROR, tolerance=key.tolerance
+_GROUP = ("task", "optimizer", "schedule", "seed", "tolerance")
+
+
+def _row(key: Key, name: str) -> Row:
+    return Row(
+        key.task, key.optimizer, key.schedule, key.seed, name, ERROR, tolerance=key.tolerance
     )
+
+
+def _measured(case: Case, key: Key, name: str, folder: Path) -> Row:
+    row, victim = _row(key, name), case.victim
     try:
-        victim = case.victim
-        try:
-            attempt = _honest(case, victim) if name == HONEST else _attack(name).run(case, folder)
-        except WeightsError as error:
-            # An attack that trains until weights are no numbers has no proof to show.
-            lost = replace(row, outcome="rejected", faults=(NO_PROOF,), note=str(error)[:200])
-            return replace(lost, **_compared(victim, name)) if name != HONEST else lost
-        away = name == HONEST and key.tolerance > 0
-        found = judge(case, attempt, folder.with_name("answer"), away=away)
-    except Exception as error:
-        # Whatever breaks in one run must not take the others with it; it is recorded and counts.
-        traceback.print_exc()
-        return replace(row, note=f"{type(error).__name__}: {error}"[:200])
+        attempt = _honest(case, victim) if name == HONEST else _attack(name).run(case, folder)
+    except WeightsError as error:
+        # An attack that trains until weights are no numbers has no proof to show.
+        lost = replace(row, outcome="rejected", faults=(NO_PROOF,), note=str(error)[:200])
+        return replace(lost, **_compared(victim, name)) if name != HONEST else lost
+    away = name == HONEST and key.tolerance > 0
+    found = judge(case, attempt, folder.with_name("answer"), away=away)
     return replace(_filled(row, attempt, found), **_compared(victim, name))
 
 
@@ -163,24 +157,40 @@ def _compared(victim: Trained, name: str) -> dict[str, Any]:
     }
 
 
-def _missing(work: Iterable[Unit], known: Sequence[Row]) -> Iterator[Unit]:
-    """What is not recorded yet; runs that broke are tried again."""
-    done = {
-        (Key(row.task, row.optimizer, row.schedule, row.seed, row.tolerance), row.attack)
-        for row in known
-        if row.outcome != rows.ERROR
-    }
-    for unit in work:
-        if runs := tuple(name for name in unit.runs if (unit.key, name) not in done):
-            yield Unit(unit.key, runs)
+def _all(quick: bool) -> Iterable[Settings]:
+    if quick:
+        return units(1, 2, tasks=("cancer",), attacks=QUICK, per_attack=1)
+    return units(300, 300)
 
 
-def _summary(found: Sequence[Row], left: int) -> int:
-    for name, count in sorted(Counter((row.attack, row.outcome) for row in found).items()):
-        print(*name, count)
-    wrong = [row for row in found if row.wrong]
-    for row in wrong:
-        print(f"WRONG: {row}")
-    if left:
-        print(f"{left} runs are left; run the same command again")
-    return int(bool(wrong or left))
+def _tolerant(quick: bool) -> Iterable[Settings]:
+    if quick:
+        return units(1, 1, tasks=("cancer",), attacks=NEAR[:1], per_attack=1, tolerance=20_000)
+    return units(32, 32, attacks=NEAR, per_attack=8, tolerance=20_000)
+
+
+def _large(quick: bool) -> Iterable[Settings]:
+    """The large tasks want a GPU; the trimmed form stays with a small one."""
+    if quick:
+        return units(1, 1, tasks=("digits-mlp",), attacks=QUICK[:1], per_attack=1)
+    return units(10, 10, tasks=tuple(LARGE), attacks=BROAD, per_attack=1)
+
+
+EXPERIMENTS = tuple(
+    Experiment(
+        name=name,
+        title=title,
+        units=own,
+        measure=measure,
+        tables=effort_report.tables,
+        group=_GROUP,
+        wrong=wrong,
+        workers=workers,
+        needs=needs,
+    )
+    for name, title, own, workers, needs in (
+        ("effort", "evidence of effort: honest runs, and every attack on it", _all, 2, ""),
+        ("effort-tolerance", "the same with an allowance for other platforms", _tolerant, 2, ""),
+        ("effort-resnet18", "the same on ResNet-18 and CIFAR-10", _large, 0, "a GPU"),
+    )
+)

@@ -4,12 +4,8 @@ A forgery is made once, with a known set of faked segments, and challenged many 
 challenge asks for one of them takes no running again. A few challenges are answered and verified.
 """
 
-import json
-import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, Self
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from polo.evidence.replay import challenge as drawing
 from polo.evidence.replay.timeline import Timeline
@@ -22,84 +18,56 @@ from polo_lab.effort.catalogue import Key
 from polo_lab.effort.judging import judge
 from polo_lab.effort.plan import OPTIMIZERS
 from polo_lab.effort.training import respond
-from polo_lab.experiments.rows import HONEST
+from polo_lab.experiments.effort_rows import HONEST
+from polo_lab.experiments.experiment import Bench, Experiment, Measured
+from polo_lab.experiments.lines import Line, Recording, Settings
+from polo_lab.experiments.origin import origins
+from polo_lab.experiments.statistics import clopper_pearson
+from polo_lab.experiments.table import Table, markdown
 
-TASK = "digits-long"
 SHORTCUTS: tuple[Attack, ...] = (Skipping(0.1), Skipping(0.25), Detour())
+_HEAD = (
+    "run", "optimizer", "segments faked", "drawn", "escape, stated", "escapes, observed",
+    "95 % interval", "accepted, of those verified",
+)  # fmt: skip
+
+_WORDS = """\
+Verdicts state how likely a prover escapes who faked so many segments. Here forgeries on a chain of
+many segments, of which it is known which are faked, are challenged again and again: an escape is a
+challenge that asks for none of them. That takes no running again; a few challenges of each are
+answered and verified in full, where other checks may see what no draw did. The terms have `top` 0:
+those of large moves would be run again on top of those drawn, and hardly a forgery would escape."""
 
 
-@dataclass(frozen=True)
-class Escape:
-    """One forgery, or one honest run, and how it fared.
-
-    Attributes:
-        attack: Name of the attack, or `honest`.
-        optimizer: The optimizer of its case.
-        seed: The seed of its case.
-        segments: Segments of the chain.
-        drawn: How many of them are drawn.
-        faked: How many of them are faked.
-        stated: Chance of escape that a verdict states for so many.
-        challenges: Challenges that were drawn.
-        missed: Those of them that ask for no faked segment.
-        verified: Challenges that were answered and verified.
-        accepted: Those of them that ended in an accepted proof.
-    """
-
-    attack: str
-    optimizer: str
-    seed: int
-    segments: int
-    drawn: int
-    faked: int
-    stated: float
-    challenges: int
-    missed: int
-    verified: int
-    accepted: int
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Self:
-        """From plain values."""
-        return cls(**values)
-
-
-def run(header: dict[str, object], *, runs: int, challenges: int, verified: int, out: Path) -> int:
-    """Measure, and write down each forgery when it is done; 0 if all honest runs were accepted.
-
-    Args:
-        header: What to write down about the machine and the command.
-        runs: Cases; each has an honest run and a forgery of every kind.
-        challenges: Challenges to draw of each forgery.
-        verified: Challenges of each that are answered and verified.
-        out: The file of JSON lines to add to.
-    """
-    wrong = 0
-    with out.open("a", encoding="utf-8") as file:
-        print(json.dumps({"run": header}), file=file, flush=True)
-        for row in _rows(runs, challenges, verified):
-            print(json.dumps({"escape": asdict(row)}), file=file, flush=True)
-            print(row, flush=True)
-            wrong += row.attack == HONEST and row.accepted < row.verified
-    return int(wrong > 0)
-
-
-def _rows(runs: int, challenges: int, verified: int) -> Iterator[Escape]:
+def units(quick: bool) -> Iterable[Settings]:
+    """An honest run and a forgery of every kind, on a few cases."""
+    runs, challenges, verified = (1, 50, 0) if quick else (3, 300, 2)
+    task, shortcuts = ("digits-mlp", SHORTCUTS[1:2]) if quick else ("digits-long", SHORTCUTS)
     for seed in range(runs):
-        key = Key(TASK, OPTIMIZERS[seed % len(OPTIMIZERS)], "constant", seed)
-        with tempfile.TemporaryDirectory(prefix="polo-lab-") as temporary:
-            case = key.case(Path(temporary) / "case")
-            victim = case.victim
-            honest = Attempt(victim.proof, respond(case.task, victim), 0.0, 0)
-            found = _measured(case, honest, challenges, verified)
-            yield Escape(HONEST, key.optimizer, seed, **found)
-            for attack in SHORTCUTS:
-                attempt = attack.run(case, Path(temporary) / attack.name)
-                found = _measured(case, attempt, challenges, verified)
-                yield Escape(attack.name, key.optimizer, seed, **found)
+        for attack in (HONEST, *(one.name for one in shortcuts)):
+            yield {
+                "task": task,
+                "attack": attack,
+                "optimizer": OPTIMIZERS[seed % len(OPTIMIZERS)],
+                "seed": seed,
+                "challenges": challenges,
+                "verified": verified,
+            }
 
 
-def _measured(case: Case, attempt: Attempt, challenges: int, verified: int) -> dict[str, Any]:
+def measure(settings: Settings, bench: Bench) -> Measured:
+    """Make one forgery, or take the honest run, and challenge it many times."""
+    key = Key(settings["task"], settings["optimizer"], "constant", settings["seed"])
+    case: Case = bench.once(key, lambda: key.case(bench.folder / "case"))
+    if settings["attack"] == HONEST:
+        attempt = Attempt(case.victim.proof, respond(case.task, case.victim), 0.0, 0)
+    else:
+        attack = next(one for one in SHORTCUTS if one.name == settings["attack"])
+        attempt = attack.run(case, bench.folder / attack.name)
+    return Measured(_challenged(case, attempt, settings["challenges"], settings["verified"]))
+
+
+def _challenged(case: Case, attempt: Attempt, challenges: int, verified: int) -> dict[str, Any]:
     folder = ProofFolder(attempt.proof)
     timeline = Timeline.load(folder, folder.manifest())
     faked = attempt.respond.faked if isinstance(attempt.respond, Respondent) else set()
@@ -114,31 +82,66 @@ def _measured(case: Case, attempt: Attempt, challenges: int, verified: int) -> d
         "drawn": drawn,
         "faked": len(faked),
         "stated": drawing.overlooked(len(faked), drawn, total),
-        "challenges": challenges,
         "missed": sum(not faked & set(places) for places in asked),
-        "verified": verified,
         "accepted": sum(found.outcome == "accepted" for found in judged),
     }
 
 
-def read(path: Path) -> tuple[list[dict[str, Any]], list[Escape]]:
-    """Headers and rows of a file of JSON lines."""
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    found = [Escape.from_json(line["escape"]) for line in lines if "escape" in line]
-    return [line["run"] for line in lines if "run" in line], found
+def wrong(line: Line) -> str:
+    """An honest run that was not accepted."""
+    row = line.values
+    refused = row["attack"] == HONEST and row["accepted"] < row["verified"]
+    return "an honest run was not accepted" if refused else ""
 
 
-def record(lines: Path, path: Path) -> None:
-    """Keep the rows of a file of JSON lines as a document."""
-    runs, found = read(lines)
-    rows = ",\n".join(json.dumps(asdict(row)) for row in found)
-    text = f'{{\n"runs": {json.dumps(runs, ensure_ascii=False)},\n"rows": [\n{rows}\n]\n}}\n'
-    path.write_text(text, encoding="utf-8")
+def tables(recording: Recording) -> Iterator[Table]:
+    """Escapes, stated and observed."""
+    if recording.done:
+        yield Table(
+            "Chances of escape, stated and observed",
+            _HEAD,
+            [_cells(line.values) for line in recording.done],
+            _WORDS,
+        )
 
 
-def load(path: Path) -> tuple[list[dict[str, Any]], Sequence[Escape]]:
-    """What was recorded; nothing if there is no such document."""
-    if not path.exists():
-        return [], []
-    value = json.loads(path.read_text(encoding="utf-8"))
-    return value["runs"], [Escape.from_json(row) for row in value["rows"]]
+def sections(recording: Recording) -> Iterator[str]:
+    """The part's text, piece by piece; nothing if nothing was recorded."""
+    for table in tables(recording):
+        yield f"## {table.title}"
+        yield table.words
+        yield from origins(recording)
+        yield markdown(table)
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    low, high = clopper_pearson(row["missed"], row["challenges"])
+    observed: tuple[str, ...] = (
+        f"{100 * row['stated']:.2g} %",
+        f"{row['missed']} of {row['challenges']}",
+        f"{100 * low:.1f} to {100 * high:.1f} %",
+    )
+    if row["attack"] == HONEST:
+        observed = ("–",) * len(observed)
+    return (
+        row["attack"],
+        row["optimizer"],
+        f"{row['faked']} of {row['segments']}",
+        str(row["drawn"]),
+        *observed,
+        f"{row['accepted']} of {row['verified']}",
+    )
+
+
+EXPERIMENTS = (
+    Experiment(
+        name="escapes",
+        title="how often a shortcut escapes the draw, stated and observed",
+        units=units,
+        measure=measure,
+        tables=tables,
+        group=("task", "optimizer", "seed"),
+        wrong=wrong,
+        workers=2,
+    ),
+)

@@ -1,16 +1,19 @@
 """The machine: a time without it means little."""
 
+import functools
 import importlib.metadata
 import os
 import platform
 import shlex
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 
-_PACKAGES = ("torch", "numpy", "scikit-learn", "cryptography")
+_PACKAGES = ("polo-proof", "torch", "numpy", "scikit-learn", "cryptography")
+
+_PLACES = ("/", "./", "../", "~")
 
 
+@functools.cache
 def describe() -> dict[str, object]:
     """Processor, cores, GPU and versions."""
     return {
@@ -22,20 +25,10 @@ def describe() -> dict[str, object]:
     }
 
 
-def header(workers: int) -> dict[str, object]:
-    """What is written down about the machine and the command of an experiment."""
-    return {
-        "machine": describe(),
-        "command": command(),
-        "workers": workers,
-        "began": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-
-
 def command() -> str:
     """The running command as a reader would type it, without paths of this machine."""
-    words = (Path(word).name if "/" in word else word for word in sys.argv[1:])
-    return f"python -m polo_lab.experiments {shlex.join(words)}"
+    words = (Path(word).name if word.startswith(_PLACES) else word for word in sys.argv[1:])
+    return f"polo-lab {shlex.join(words)}"
 
 
 def _cpu() -> str:

@@ -1,6 +1,5 @@
-"""Many measurements in processes of one thread each, recorded line by line as they are done."""
+"""Many measurements in processes of one thread each, handed out one by one."""
 
-import json
 import multiprocessing
 import os
 import time
@@ -8,10 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from itertools import islice
-from pathlib import Path
-from typing import Any, TypeVar
-
-from polo_lab.experiments import machine
+from typing import TypeVar
 
 Unit = TypeVar("Unit")
 Result = TypeVar("Result")
@@ -31,8 +27,11 @@ def measured(
     if not work or time.monotonic() > deadline:
         return
     if not workers:
-        _quiet()
-        yield from (measure(unit) for unit in work if time.monotonic() < deadline)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for unit in work:
+                if time.monotonic() < deadline:
+                    yield measure(unit)
         return
     os.environ["OMP_NUM_THREADS"] = "1"
     context, waiting = multiprocessing.get_context("spawn"), iter(work)
@@ -45,36 +44,9 @@ def measured(
             yield from (future.result() for future in done)
 
 
-def begin(out: Path, workers: int) -> None:
-    """Add the header of a call to a recording."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    add(out, {"run": machine.header(workers)})
-
-
-def add(out: Path, value: dict[str, object]) -> None:
-    """Add a line to a recording that several processes write; each line goes out in one piece."""
-    # A line that was cut must not swallow this one, which is why it begins with a line break.
-    line = f"\n{json.dumps(value, ensure_ascii=False)}\n".encode()
-    with out.open("ab", buffering=0) as file:
-        file.write(line)
-
-
-def lines_of(path: Path) -> Iterator[dict[str, Any]]:
-    """Lines of a recording; one that was cut is left out."""
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        try:
-            yield json.loads(line)
-        except json.JSONDecodeError:
-            continue
-
-
 def _prepare() -> None:
     """One thread for each process: together they fill the cores."""
     import torch
 
     torch.set_num_threads(1)
-    _quiet()
-
-
-def _quiet() -> None:
     warnings.simplefilter("ignore")

@@ -1,53 +1,30 @@
 """Fidelity, stealth and load of every scheme: trainings with marks beside trainings without.
 
-A unit of work is one training: a task, a scheme, bits, load and a seed. The training without marks
-from the same start is made once for each task and seed and kept beside the recording.
+Trainings of one task and seed share a bench, and the training without marks from the same start.
 """
 
 import itertools
-import tempfile
-import time
-import traceback
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
-from safetensors.torch import load_file, save
-
 from polo.enrolment import millionths
-from polo.errors import CapacityError, TermsError
 from polo.protocol.detection import MILLION
-from polo.storage import atomic
 from polo.watermark.mark import carrier_of
-from polo.watermark.schemes import scheme
+from polo.watermark.schemes import SCHEMES, scheme
 from polo.weights.checkpoint import checkpoint_of
 from polo_lab.effort.training import LabTask
-from polo_lab.experiments import pool, schemes_rows
+from polo_lab.experiments import schemes_report
+from polo_lab.experiments.experiment import Bench, Experiment, Measured
+from polo_lab.experiments.lines import Settings
 from polo_lab.experiments.schemes_rows import PLAIN, Row
 from polo_lab.schemes.courses import COURSES
-from polo_lab.schemes.measures import forging, found_in, overwritten, tensors_of, told_apart
+from polo_lab.schemes.measures import forging, found_in, overwritten, told_apart
 from polo_lab.schemes.training import Marked, Plain, Setting, train_marked, train_plain
 
 BITS = (256, 512, 1024, 2048)
 SMALL = ("digits", "norms")
-UNFIT = "does not fit: "
-
-
-@dataclass(frozen=True)
-class Unit:
-    """One training.
-
-    Attributes:
-        row: What is known before: task, scheme, bits, load, strength and seed.
-        plain: Folder of trainings without marks.
-        thief: Whether an overwriter is let loose on the model.
-    """
-
-    row: Row
-    plain: Path
-    thief: bool = True
 
 
 def units(
@@ -55,12 +32,10 @@ def units(
     tasks: Sequence[str],
     schemes: Sequence[str],
     bits: Sequence[int],
-    loads: Sequence[float | None],
-    strengths: Sequence[float | None],
+    loads: Sequence[float | None] = (None,),
+    strengths: Sequence[float | None] = (None,),
     seeds: int,
-    plain: Path,
-    thief: bool = True,
-) -> list[Unit]:
+) -> list[Settings]:
     """The work, seed by seed, so that whatever is done by a deadline is spread evenly.
 
     Args:
@@ -70,13 +45,11 @@ def units(
         loads: Loads; None for the scheme's own.
         strengths: λ; None for the scheme's own.
         seeds: Number of seeds.
-        plain: Folder of trainings without marks.
-        thief: Whether an overwriter is let loose on every model.
     """
-    found: dict[tuple[object, ...], Unit] = {}
+    found: dict[tuple[object, ...], Row] = {}
     for seed, task in itertools.product(range(seeds), tasks):
         unmarked = Row(task, PLAIN, 0, 0, 0, seed)
-        found[unmarked.key] = Unit(unmarked, plain)
+        found[unmarked.key] = unmarked
         for name, size, load, strength in itertools.product(schemes, bits, loads, strengths):
             own = scheme(name).defaults
             row = Row(
@@ -87,64 +60,28 @@ def units(
                 millionths(own.strength if strength is None else strength),
                 seed,
             )
-            found[row.key] = Unit(row, plain, thief)
-    return list(found.values())
+            found[row.key] = row
+    return [row.settings() for row in found.values()]
 
 
-def run(work: Iterable[Unit], *, workers: int, out: Path, minutes: float = 0) -> int:
-    """Measure what is not recorded yet; 1 if a training broke or something is left to do.
-
-    Args:
-        work: The units.
-        workers: Processes; 0 for none but this one, as a GPU wants it.
-        out: The file of JSON lines to add to.
-        minutes: Begin no unit after so many minutes; 0 for no limit.
-    """
-    _, known = schemes_rows.read(out)
-    done = {row.key for row in known if not row.problem or row.problem.startswith(UNFIT)}
-    pending = [unit for unit in work if unit.row.key not in done]
-    deadline = time.monotonic() + 60 * minutes if minutes else float("inf")
-    broken, count = 0, 0
-    pool.begin(out, workers)
-    # Unmarked trainings first: all others are compared with them.
-    for phase in (
-        [unit for unit in pending if unit.row.scheme == PLAIN],
-        [unit for unit in pending if unit.row.scheme != PLAIN],
-    ):
-        for row in pool.measured(measure, phase, workers=workers, deadline=deadline):
-            pool.add(out, {"row": row.to_json()})
-            print(_line(row), flush=True)
-            broken += bool(row.problem) and not row.problem.startswith(UNFIT)
-            count += 1
-    if left := len(pending) - count:
-        print(f"{left} trainings are left; run the same command again")
-    return int(bool(broken or left))
-
-
-def measure(unit: Unit) -> Row:
+def measure(settings: Settings, bench: Bench) -> Measured:
     """One training, and everything that is measured on its model."""
-    row, course = unit.row, COURSES[unit.row.task]
-    task = course.task()
-    try:
-        if row.scheme != PLAIN:
-            row = replace(row, share=_share(task, row))
-        plain = _plain(task, row, unit.plain)
-        row = replace(row, plain_accuracy=plain.accuracy, plain_seconds=plain.seconds)
-        if row.scheme == PLAIN:
-            return replace(
-                row, epochs=course.epochs, accuracy=plain.accuracy, seconds=plain.seconds
-            )
-        with tempfile.TemporaryDirectory(prefix="polo-lab-") as temporary:
-            return _marked(task, row, plain, Path(temporary), thief=unit.thief)
-    except (CapacityError, TermsError) as error:
-        return replace(row, problem=f"{UNFIT}{error}"[:200])
-    except Exception as error:
-        # Whatever breaks in one training must not take the others with it.
-        traceback.print_exc()
-        return replace(row, problem=f"{type(error).__name__}: {error}"[:200])
+    row, course = Row(**settings), COURSES[settings["task"]]
+    task: LabTask = bench.once("task", course.task)
+    if row.scheme != PLAIN:
+        row = replace(row, share=_share(task, row))
+    plain: Plain = bench.once("plain", lambda: train_plain(task, course, row.seed))
+    row = replace(row, plain_accuracy=plain.accuracy, plain_seconds=plain.seconds)
+    if row.scheme == PLAIN:
+        row = replace(row, epochs=course.epochs, accuracy=plain.accuracy, seconds=plain.seconds)
+    else:
+        folder = bench.folder / f"{row.scheme}-{row.bits}-{row.load}-{row.strength}"
+        folder.mkdir()
+        row = _marked(task, row, plain, folder)
+    return Measured(row.figures(), row.timings())
 
 
-def _marked(task: LabTask, row: Row, plain: Plain, folder: Path, *, thief: bool) -> Row:
+def _marked(task: LabTask, row: Row, plain: Plain, folder: Path) -> Row:
     course = COURSES[row.task]
     marked = train_marked(task, course, _setting(row), row.seed, folder / "proof")
     row = replace(
@@ -160,7 +97,7 @@ def _marked(task: LabTask, row: Row, plain: Plain, folder: Path, *, thief: bool)
     row = replace(row, **_forged(task, row, marked))
     if not marked.shards:
         return row
-    row = replace(row, **_found(task, row, marked, folder, thief=thief))
+    row = replace(row, **_found(task, row, marked, folder))
     told = told_apart(marked, plain, seed=row.seed)
     if told is None:
         return row
@@ -182,17 +119,13 @@ def _forged(task: LabTask, row: Row, marked: Marked) -> dict[str, Any]:
     }
 
 
-def _found(task: LabTask, row: Row, marked: Marked, folder: Path, *, thief: bool) -> dict[str, Any]:
+def _found(task: LabTask, row: Row, marked: Marked, folder: Path) -> dict[str, Any]:
     own = found_in(marked.model, marked, folder)
-    values = {
+    left = overwritten(task, COURSES[row.task], marked, folder)
+    return {
         "residual_least": own.least,
         "residual_mean": own.mean,
         "residual_log2_p": own.log2_p,
-    }
-    if not thief:
-        return values
-    left = overwritten(task, COURSES[row.task], marked, folder)
-    return values | {
         "thief_least": left.owner.least,
         "thief_mean": left.owner.mean,
         "thief_log2_p": left.owner.log2_p,
@@ -212,23 +145,32 @@ def _share(task: LabTask, row: Row) -> float:
     return terms.scheme.blocks / carrier.blocks
 
 
-def _plain(task: LabTask, row: Row, folder: Path) -> Plain:
-    """The training without marks: the kept one, or a new one, which is kept."""
-    path = folder / f"{row.task}-{row.seed}.safetensors"
-    if path.exists():
-        model = task.build_model()
-        model.load_state_dict(load_file(path))
-        with safe_open(path, "pt") as file:
-            kept = file.metadata()
-        return Plain(model, float(kept["accuracy"]), float(kept["seconds"]))
-    plain = train_plain(task, COURSES[row.task], row.seed)
-    kept = {"accuracy": str(plain.accuracy), "seconds": str(plain.seconds)}
-    atomic.write(path, save(tensors_of(plain.model), metadata=kept), unguessable=True)
-    return plain
+def _small(quick: bool) -> Iterable[Settings]:
+    if quick:
+        return units(tasks=["digits"], schemes=["ednn", "fedipr"], bits=[256], seeds=1)
+    return units(tasks=SMALL, schemes=tuple(SCHEMES), bits=BITS, seeds=5)
 
 
-def _line(row: Row) -> str:
-    about = f"{row.task} {row.scheme} {row.bits} bits at {row.load / MILLION:g}, seed {row.seed}: "
-    if row.problem:
-        return about + row.problem
-    return about + f"accuracy {row.accuracy}, {row.shards} shards in {row.epochs} epochs"
+def _large(quick: bool) -> Iterable[Settings]:
+    """The large task wants a GPU; the trimmed form stays with a small one."""
+    if quick:
+        return units(tasks=["digits"], schemes=["signed"], bits=[256], seeds=1)
+    return units(tasks=["resnet18"], schemes=tuple(SCHEMES), bits=[2048], seeds=1)
+
+
+EXPERIMENTS = tuple(
+    Experiment(
+        name=name,
+        title=title,
+        units=own,
+        measure=measure,
+        tables=schemes_report.tables,
+        group=("task", "seed"),
+        workers=workers,
+        needs=needs,
+    )
+    for name, title, own, workers, needs in (
+        ("schemes", "what marks of every scheme cost, and what they withstand", _small, 2, ""),
+        ("schemes-resnet18", "the same on ResNet-18 and CIFAR-10", _large, 0, "a GPU"),
+    )
+)

@@ -1,25 +1,23 @@
 """docs/schemes.md: what marks cost and what they withstand, from recorded trainings."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from polo.protocol.detection import MILLION
 from polo.watermark.schemes import SCHEMES
 from polo_lab.experiments import schemes_findings
-from polo_lab.experiments.schemes import UNFIT
+from polo_lab.experiments.lines import Recording
+from polo_lab.experiments.origin import origins
 from polo_lab.experiments.schemes_findings import Group, grouped
-from polo_lab.experiments.schemes_rows import PLAIN, Recorded, Row
+from polo_lab.experiments.schemes_rows import PLAIN, UNFIT, Row
 from polo_lab.experiments.statistics import mean_interval
+from polo_lab.experiments.table import Table, markdown
 from polo_lab.schemes.courses import COURSES
-
-PAGE = Path(__file__).parents[3] / "docs" / "schemes.md"
 
 _INTRODUCTION = """\
 # Schemes: what marks cost, and what they withstand
 
-Written by `python -m polo_lab.experiments.report` from recorded trainings
-(`docs/recorded/schemes-*.json`); do not edit.
+Written by `polo-lab docs` from recorded trainings (`results/schemes*.jsonl`); do not edit.
 
 Every training runs twice from the same start and in the same order: with a prover attached, under
 terms of level chain, and without. A shard may be sealed after every epoch. What is measured:
@@ -43,15 +41,25 @@ Figures are means over seeds, ± half of their 95 % interval (Student's t); of t
 interval is exact, over the blocks of all seeds as if they were independent."""
 
 
-def page(found: Sequence[Recorded], adapters: Sequence[str] = ()) -> str:
+def page(found: Mapping[str, Recording], adapters: Sequence[str] = ()) -> str:
     """The page's text; the part about adapters comes last."""
+    rows = {name: [Row.of(line) for line in one.lines] for name, one in found.items()}
     parts = [_INTRODUCTION, "## What it shows"]
-    parts += schemes_findings.sentences([row for item in found for row in item.rows])
+    parts += schemes_findings.sentences([row for own in rows.values() for row in own])
     parts += ["## Defaults", _defaults()]
-    for experiment in found:
-        parts += _sections(experiment)
+    for name, recording in found.items():
+        parts += _sections(name, recording, rows[name])
     parts += adapters
     return "\n\n".join(parts) + "\n"
+
+
+def tables(recording: Recording) -> Iterator[Table]:
+    """All tables of every task."""
+    rows = [Row.of(line) for line in recording.lines]
+    for task in dict.fromkeys(row.task for row in rows):
+        groups = grouped([row for row in rows if row.task == task])
+        for title, columns in _TABLES.items():
+            yield _table(f"{title} ({task})", groups, columns)
 
 
 def _defaults() -> str:
@@ -61,34 +69,22 @@ def _defaults() -> str:
          f"{own.budget:g}", f"{own.margin:g}")
         for name, own in ((name, scheme.defaults) for name, scheme in SCHEMES.items())
     ]  # fmt: skip
-    return markdown(head, lines)
+    return markdown(Table("Defaults", head, lines))
 
 
-def _sections(experiment: Recorded) -> Iterator[str]:
-    yield f"## {experiment.name.capitalize()}: {len(experiment.rows)} trainings"
-    yield from _settings(experiment)
-    for task in dict.fromkeys(row.task for row in experiment.rows):
-        own = [row for row in experiment.rows if row.task == task]
+def _sections(name: str, recording: Recording, rows: Sequence[Row]) -> Iterator[str]:
+    yield f"## {name.capitalize()}: {len(rows)} trainings"
+    yield from origins(recording)
+    for task in dict.fromkeys(row.task for row in rows):
+        own = [row for row in rows if row.task == task]
         yield f"### {task}: {COURSES[task].title}"
         yield _plain([row for row in own if row.scheme == PLAIN])
         groups = grouped(own)
         for title, columns in _TABLES.items():
             yield f"#### {title}"
-            yield _table(groups, columns)
+            yield markdown(_table(title, groups, columns))
         if unfit := _unfit(own):
             yield unfit
-
-
-def _settings(experiment: Recorded) -> Iterator[str]:
-    distinct = {(run["command"], str(run["machine"])): run for run in experiment.runs}
-    for run in distinct.values():
-        machine = run["machine"]
-        versions = ", ".join(f"{name} {v}" for name, v in machine["packages"].items())
-        gpu = f", {machine['gpu']}" if machine["gpu"] else ""
-        yield (
-            f"`{run['command']}` ({run['began'][:10]}) on {machine['cpu']}, {machine['cores']} "
-            f"cores{gpu}; Python {machine['python']}, {versions}."
-        )
 
 
 def _plain(rows: Sequence[Row]) -> str:
@@ -111,7 +107,9 @@ def _unfit(rows: Sequence[Row]) -> str:
     return "\n".join(["Refused or broken:", "", *lines]) if lines else ""
 
 
-def _table(groups: Sequence[Group], columns: dict[str, Callable[[Group], str]]) -> str:
+def _table(
+    title: str, groups: Sequence[Group], columns: dict[str, Callable[[Group], str]]
+) -> Table:
     head = ("scheme", "bits", "load", "λ", *columns)
     lines = [
         (
@@ -123,7 +121,7 @@ def _table(groups: Sequence[Group], columns: dict[str, Callable[[Group], str]]) 
         )
         for group in groups
     ]
-    return markdown(head, lines)
+    return Table(title, head, lines)
 
 
 def _points(values: Sequence[float]) -> str:
@@ -190,9 +188,3 @@ _TABLES: dict[str, dict[str, Callable[[Group], str]]] = {
         "told apart": _told,
     },
 }
-
-
-def markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """A table."""
-    table = [head, ["---"] * len(head), *lines]
-    return "\n".join("| " + " | ".join(cell.strip() for cell in line) + " |" for line in table)

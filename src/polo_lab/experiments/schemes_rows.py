@@ -1,19 +1,18 @@
-"""One training with or without marks as a row: how it is recorded and read back."""
+"""One training with or without marks as a row, made of a recorded line."""
 
 import dataclasses
-import json
-from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
-from polo_lab.experiments import pool
-from polo_lab.experiments.recorded import FOLDER
+from polo_lab.experiments import lines
+from polo_lab.experiments.lines import Line
 
 PLAIN = "none"
 """What stands for the scheme of a training without marks."""
 
-_PREFIX = "schemes-"
+UNFIT = "does not fit: "
+SETTINGS = ("task", "scheme", "bits", "load", "strength", "seed")
+TIMINGS = ("seconds", "plain_seconds")
 
 
 @dataclass(frozen=True)
@@ -101,68 +100,24 @@ class Row:
         """What was measured, and with which seed."""
         return (self.task, self.scheme, self.bits, self.load, self.strength, self.seed)
 
-    def to_json(self) -> dict[str, Any]:
-        """As plain values, rounded to what was measured."""
+    def settings(self) -> dict[str, Any]:
+        """What was asked for."""
+        return {name: getattr(self, name) for name in SETTINGS}
+
+    def timings(self) -> dict[str, float]:
+        """Raw seconds."""
+        return {name: getattr(self, name) for name in TIMINGS}
+
+    def figures(self) -> dict[str, Any]:
+        """Everything else that was measured."""
+        apart = (*SETTINGS, *TIMINGS, "problem")
         values = dataclasses.asdict(self)
-        return {k: round(v, 5) if isinstance(v, float) else v for k, v in values.items()}
+        return {k: v for k, v in values.items() if k not in apart and v is not None}
 
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Self:
-        """From plain values."""
-        return cls(**values)
-
-
-class Recorded(NamedTuple):
-    """An experiment that was recorded.
-
-    Attributes:
-        name: Its name.
-        runs: Machine, command and time of every call that added to it.
-        rows: Its trainings.
-    """
-
-    name: str
-    runs: list[dict[str, Any]]
-    rows: list[Row]
-
-
-def read(path: Path) -> tuple[list[dict[str, Any]], list[Row]]:
-    """Headers and rows of a file of JSON lines."""
-    lines = list(pool.lines_of(path))
-    found = [Row.from_json(line["row"]) for line in lines if "row" in line]
-    return [line["run"] for line in lines if "run" in line], found
-
-
-def settled(found: Iterable[Row]) -> list[Row]:
-    """Each training once: of those that were repeated the last one that did not break."""
-    last: dict[tuple[object, ...], Row] = {}
-    for row in found:
-        if row.key not in last or not row.problem:
-            last[row.key] = row
-    return list(last.values())
-
-
-def record(name: str, lines: Path, folder: Path = FOLDER) -> Path:
-    """Keep the rows of a file of JSON lines, each on one short line."""
-    headers, found = read(lines)
-    columns = [field.name for field in dataclasses.fields(Row)]
-    table = [
-        json.dumps([row.to_json()[column] for column in columns], separators=(",", ":"))
-        for row in settled(found)
-    ]
-    parts = ["{", f'"runs": {json.dumps(headers, ensure_ascii=False)},']
-    parts += [f'"columns": {json.dumps(columns)},', '"rows": [', ",\n".join(table), "]", "}"]
-    path = folder / f"{_PREFIX}{name}.json"
-    path.write_text("\n".join(parts) + "\n", encoding="utf-8")
-    return path
-
-
-def load(folder: Path = FOLDER) -> list[Recorded]:
-    """Everything that was recorded, by name."""
-    return [_loaded(path) for path in sorted(folder.glob(f"{_PREFIX}*.json"))]
-
-
-def _loaded(path: Path) -> Recorded:
-    value = json.loads(path.read_text(encoding="utf-8"))
-    rows = [Row.from_json(dict(zip(value["columns"], line, strict=True))) for line in value["rows"]]
-    return Recorded(path.stem.removeprefix(_PREFIX), value["runs"], rows)
+    def of(cls, line: Line) -> Self:
+        """The row of a recorded line."""
+        problem = "" if line.ended in (lines.DONE, lines.DIVERGED) else line.note
+        return cls(
+            **line.values, problem=UNFIT + problem if line.ended == lines.REFUSED else problem
+        )

@@ -57,6 +57,11 @@ def resnet18(channels: int = 3, classes: int = 10) -> ResNet:
     return ResNet(channels, 64, (2, 2, 2, 2), classes)
 
 
+def resnet34(channels: int = 3, classes: int = 10) -> ResNet:
+    """The deeper network of basic blocks: 21 million weights."""
+    return ResNet(channels, 64, (3, 4, 6, 3), classes)
+
+
 class Bottleneck(nn.Module):
     """Batch-norm and ReLU before each of three convolutions (He et al. 2016)."""
 

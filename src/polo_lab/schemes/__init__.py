@@ -2,5 +2,5 @@
 
 `courses` says what is trained and how, `training` trains it with a prover attached, and `measures`
 looks at what came out: marks that are still there, an overwriter, a forger, a classifier.
-`python -m polo_lab.experiments schemes` runs all of it and records it.
+`polo-lab run schemes` runs all of it and records it.
 """

@@ -1,116 +1,92 @@
-"""What is trained, and how: a task, an optimizer, a number of epochs, and the thief's share."""
+"""What is trained, and how: a task, its course, and the thief's share."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
+from polo_lab.data import Dataset, Part
 from polo_lab.effort.training import LabTask
-from polo_lab.tasks import DigitsConv
-from polo_lab.tasks.cifar_varied import CifarVaried
+from polo_lab.tasks import DigitsConv, pairs
 from polo_lab.tasks.norms import DigitsNorms
+from polo_lab.tasks.pair import Pair
+from polo_lab.training import Course, Feed, Loop
 
 
 @dataclass(frozen=True)
-class Course:
-    """A task and how it is trained: SGD whose rate falls in a straight line, perhaps after a rise.
+class Subject:
+    """A task and how it is trained.
 
     Attributes:
         task: Makes the task.
         title: What it is, for the page.
-        epochs: Passes over the data; each may end in a shard.
-        rate: The highest learning rate.
-        batch: Samples per step.
-        decay: Weight decay.
+        course: How it is trained; each epoch may end in a shard.
         thief: Epochs that an overwriter spends, at the full rate.
-        rise: Part of the training in which the rate rises from zero.
     """
 
     task: Callable[[], LabTask]
     title: str
-    epochs: int
-    rate: float
-    batch: int = 64
-    decay: float = 5e-4
+    course: Course
     thief: int = 5
-    rise: float = 0.0
 
-    def rate_at(self, done: float) -> float:
-        """The learning rate when some part of the training is done."""
-        if done < self.rise:
-            return self.rate * done / self.rise
-        return self.rate * (1 - done) / (1 - self.rise)
+    @property
+    def epochs(self) -> int:
+        """Passes over the data."""
+        return self.course.epochs
 
-    def optimizer(self, model: nn.Module) -> torch.optim.SGD:
-        """The optimizer."""
-        return torch.optim.SGD(
-            model.parameters(), lr=self.rate, momentum=0.9, weight_decay=self.decay
-        )
 
+_SMALL = Course(epochs=12, rate=0.03, batch=64, nesterov=False)
 
 COURSES = {
-    "digits": Course(
-        DigitsConv, "digits, two convolutions and two linear layers, 72,000 weights", 12, 0.03
+    "digits": Subject(
+        DigitsConv, "digits, two convolutions and two linear layers, 72,000 weights", _SMALL
     ),
-    "norms": Course(
+    "norms": Subject(
         DigitsNorms,
         "digits, eight residual blocks, 540,000 weights and 4608 norm scales",
-        12,
-        0.05,
+        replace(_SMALL, rate=0.05),
     ),
-    "resnet18": Course(
-        CifarVaried,
+    "resnet18": Subject(
+        lambda: pairs.cifar10_resnet18,
         "CIFAR-10, ResNet-18 in bfloat16, 11 million weights and 4800 norm scales",
-        30,
-        0.1,
-        batch=256,
-        rise=0.15,
+        replace(pairs.SMALL_IMAGES, epochs=30),
     ),
 }
 
 
-class Loop:
-    """Passes over a task's data, which lie on the device that the model is on.
+def feed_of(task: LabTask, seed: int, device: torch.device) -> Feed:
+    """A task's training data, in batches on a device."""
+    if isinstance(task, Pair):
+        return task.feed(seed, device)
+    inputs, labels = task.train_columns().values()
+    own = Part(inputs, labels)
+    # The task tests for itself, so that one part will do.
+    return Feed(Dataset(task.name, task.name, 0, lambda _: own), device=device, seed=seed)
+
+
+class Further:
+    """Epochs after the course, at its full rate, as somebody trains who took the model.
 
     Args:
         task: The task.
-        course: How it is trained.
-        device: Where.
+        subject: How it was trained.
+        seed: Seed of the order of samples.
     """
 
-    def __init__(self, task: LabTask, course: Course, device: torch.device) -> None:
-        self._task = task
-        self._course = course
-        # Batches have one size, so that the fastest kernels are worth looking for.
-        torch.backends.cudnn.benchmark = device.type == "cuda"
-        self._columns = {
-            name: torch.from_numpy(values).to(device)
-            for name, values in task.train_columns().items()
-        }
-        self._samples = len(next(iter(self._columns.values())))
-        self._steps = 0
+    def __init__(self, task: LabTask, subject: Subject, seed: int) -> None:
+        self._task, self._seed = task, seed
+        self._course = replace(
+            subject.course, schedule="constant", rise=0.0, epochs=max(1, subject.thief)
+        )
+        self._loop: Loop | None = None
+        self._done = 0
 
     def epoch(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """One pass in random order, at whatever rate the optimizer has."""
-        for batch in self._batches():
-            self._task.train_step(model, optimizer, batch)
-
-    def falling_epoch(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """One pass of the course, at a rate that reaches zero at its end."""
-        total = self._course.epochs * -(-self._samples // self._course.batch)
-        for batch in self._batches():
-            for group in optimizer.param_groups:
-                group["lr"] = self._course.rate_at(self._steps / total)
-            self._task.train_step(model, optimizer, batch)
-            self._steps += 1
-
-    def inputs(self, count: int) -> torch.Tensor:
-        """So many inputs, without labels."""
-        name = next(name for name in self._columns if name != "label")
-        return self._columns[name][:count]
-
-    def _batches(self) -> Iterator[dict[str, torch.Tensor]]:
-        device = next(iter(self._columns.values())).device
-        for chosen in torch.randperm(self._samples).to(device).split(self._course.batch):
-            yield {name: values[chosen] for name, values in self._columns.items()}
+        """One pass; every pass of one object trains the same model."""
+        if self._loop is None:
+            feed = feed_of(self._task, self._seed, next(model.parameters()).device)
+            self._loop = Loop(model, feed, self._course, optimizer)
+        steps = self._loop.steps
+        self._loop.run(self._done * steps, (self._done + 1) * steps)
+        self._done += 1

@@ -20,7 +20,7 @@ from polo.watermark.mark import carrier_of
 from polo.weights.checkpoint import checkpoint_of
 from polo_lab.attacks.overwriting import overwrite
 from polo_lab.effort.training import LabTask
-from polo_lab.schemes.courses import Course, Loop
+from polo_lab.schemes.courses import Further, Subject, feed_of
 from polo_lab.schemes.stealth import FEWEST, Stealth, detectability
 from polo_lab.schemes.training import Marked, Plain
 
@@ -32,6 +32,9 @@ STRICT = 950_000
 
 _BLOCKS = 512
 """Blocks that a classifier is trained and tested on, where there are so many."""
+
+_THIEF = 2**32
+"""Seed of a thief's order of samples; no owner's."""
 
 _STATISTICS = 1000
 """Inputs that a forger re-estimates batch-norm's statistics on."""
@@ -92,18 +95,17 @@ class Overwriting:
     accuracy: float
 
 
-def overwritten(task: LabTask, course: Course, marked: Marked, folder: Path) -> Overwriting:
+def overwritten(task: LabTask, subject: Subject, marked: Marked, folder: Path) -> Overwriting:
     """Let a thief train on with a chain of the same scheme, and far stronger marks."""
     owner = marked.terms.scheme
-    loop = Loop(task, course, next(marked.model.parameters()).device)
     made = overwrite(
         marked.model,
         task,
-        loop.epoch,
+        Further(task, subject, seed=_THIEF).epoch,
         store=folder / "thief",
         issuer=marked.issuer,
-        epochs=course.thief,
-        learning_rate=course.rate,
+        epochs=subject.thief,
+        learning_rate=subject.course.rate,
         bits=owner.bits,
         strength=STRONGER * owner.strength / 1_000_000,
         scheme=owner.name,
@@ -128,7 +130,7 @@ class Forging:
     estimated: float | None
 
 
-def forging(task: LabTask, course: Course, marked: Marked) -> Forging:
+def forging(task: LabTask, subject: Subject, marked: Marked) -> Forging:
     """Forge one more mark into the finished model, without training."""
     model, terms = marked.model, marked.terms
     strict = replace(terms, thresholds=replace(terms.thresholds, verify=STRICT))
@@ -138,7 +140,7 @@ def forging(task: LabTask, course: Course, marked: Marked) -> Forging:
     if not _batch_norms(model):
         return Forging(alone, asked, None)
     carrier = carrier_of(terms, checkpoint_of(model).layout)
-    inputs = Loop(task, course, next(model.parameters()).device).inputs(_STATISTICS)
+    inputs = _inputs(task, subject, next(model.parameters()).device)
     with forged(model, terms, carrier, seed_of(0)):
         other = copy.deepcopy(model)
     _estimate(other, inputs)
@@ -186,6 +188,12 @@ def _estimate(model: nn.Module, inputs: torch.Tensor) -> None:
         norm.momentum = None
     model.train()
     model(inputs)
+
+
+def _inputs(task: LabTask, subject: Subject, device: torch.device) -> torch.Tensor:
+    """Some inputs, as they are and without labels."""
+    course = replace(subject.course, batch=_STATISTICS, augmentation=None, precision="float32")
+    return next(feed_of(task, 0, device).batches(course, 0))[0]
 
 
 def _batch_norms(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:

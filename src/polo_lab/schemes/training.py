@@ -1,4 +1,4 @@
-"""Training a course with a prover attached, and without one."""
+"""Training a subject with a prover attached, and without one."""
 
 import time
 from collections.abc import Sequence
@@ -12,8 +12,10 @@ import polo
 from polo.protocol.detection import MILLION
 from polo.protocol.records import Shard, Terms
 from polo.prover import Proof
+from polo_lab import training
 from polo_lab.effort.training import LabTask
-from polo_lab.schemes.courses import Course, Loop
+from polo_lab.schemes.courses import Subject, feed_of
+from polo_lab.training import Feed
 
 
 @dataclass(frozen=True)
@@ -98,24 +100,23 @@ class Marked:
         return max((shard.finish.largest for shard in self.shards), default=0) / MILLION
 
 
-def train_plain(task: LabTask, course: Course, seed: int) -> Plain:
+def train_plain(task: LabTask, subject: Subject, seed: int) -> Plain:
     """Train without any mark."""
-    model, optimizer, loop = _start(task, course, seed)
+    model, feed = _start(task, seed)
+    done = training.train(model, feed, subject.course)
     began = time.perf_counter()
-    for _ in range(course.epochs):
-        loop.falling_epoch(model, optimizer)
     accuracy = task.evaluate(model)
-    return Plain(model, accuracy, time.perf_counter() - began)
+    return Plain(model, accuracy, done.seconds + time.perf_counter() - began)
 
 
 def train_marked(
-    task: LabTask, course: Course, setting: Setting, seed: int, folder: Path
+    task: LabTask, subject: Subject, setting: Setting, seed: int, folder: Path
 ) -> Marked:
     """Train from the same start, in the same order, with a prover attached.
 
     Args:
         task: The task.
-        course: How it is trained.
+        subject: How it is trained.
         setting: How marks are made.
         seed: Seed of the start and of the order of samples.
         folder: Where the proof is written.
@@ -123,25 +124,20 @@ def train_marked(
     issuer, trainer = polo.Identity.generate(), polo.Identity.generate()
     terms = setting.terms(task)
     issued = polo.enrol(terms, identity=trainer.public_key, issuer=issuer)
-    model, optimizer, loop = _start(task, course, seed)
+    model, feed = _start(task, seed)
     prover = polo.Prover(issued, key=trainer, store=folder, retention="thin")
-    before = []
+    done = training.train(
+        model, feed, subject.course, prover=prover, metric=lambda: task.evaluate(model)
+    )
     began = time.perf_counter()
-    with prover.attach(model, optimizer, evaluate=lambda: task.evaluate(model)):
-        for _ in range(course.epochs):
-            loop.falling_epoch(model, optimizer)
-            if progress := prover.end_epoch():
-                before.append(progress.reading.eta)
     proof = prover.finish()
     accuracy = task.evaluate(model)
-    seconds = time.perf_counter() - began
+    seconds = done.seconds + time.perf_counter() - began
+    before = [epoch.eta for epoch in done.epochs if epoch.eta is not None]
     return Marked(model, accuracy, seconds, terms, proof, issuer, before)
 
 
-def _start(
-    task: LabTask, course: Course, seed: int
-) -> tuple[nn.Module, torch.optim.Optimizer, Loop]:
+def _start(task: LabTask, seed: int) -> tuple[nn.Module, Feed]:
     torch.manual_seed(seed)
     model = task.build_model()
-    device = next(model.parameters()).device
-    return model, course.optimizer(model), Loop(task, course, device)
+    return model, feed_of(task, seed, next(model.parameters()).device)

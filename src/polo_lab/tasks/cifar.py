@@ -5,21 +5,17 @@ records of one byte for the class and 3072 for the image. Of the five training f
 there are used; one is enough for a short run.
 """
 
-import os
 from functools import cached_property
-from pathlib import Path
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
 
-from polo.errors import MissingError
 from polo.tasks.training import Column
+from polo_lab.data import cifar
 from polo_lab.models.resnet import resnet18
 from polo_lab.tasks.classification import Classification, Part
 
-RECORD = 3073
 HELD_OUT = 1000
 """Test images that the held-out loss is taken on; accuracy is measured on all of them."""
 
@@ -50,14 +46,12 @@ class Cifar(Classification):
     @cached_property
     def train_part(self) -> Part:
         """Images and labels to train on."""
-        parts = [_read(path) for path in sorted(_folder().glob("data_batch_*.bin"))]
-        images, labels = (torch.cat(part) for part in zip(*parts, strict=True))
-        return images, labels
+        return _tensors("train")
 
     @cached_property
     def test_part(self) -> Part:
         """Images and labels that training never sees."""
-        return _read(_folder() / "test_batch.bin")
+        return _tensors("test")
 
     def build_model(self) -> nn.Module:
         """The network, untrained, where it is trained."""
@@ -98,17 +92,6 @@ def _varied(images: torch.Tensor) -> torch.Tensor:
     return torch.where(mirrored, shifted.flip(-1), shifted)
 
 
-def _folder() -> Path:
-    folder = Path(os.environ.get("POLO_DATA", "")) / "cifar-10-batches-bin"
-    if not (folder / "test_batch.bin").exists():
-        raise MissingError(
-            "CIFAR-10 is not here",
-            advice="Let POLO_DATA name the folder that holds cifar-10-batches-bin.",
-        )
-    return folder
-
-
-def _read(path: Path) -> Part:
-    records = np.fromfile(path, np.uint8).reshape(-1, RECORD)
-    images = torch.from_numpy(records[:, 1:].reshape(-1, 3, 32, 32).copy())
-    return images, torch.from_numpy(records[:, 0].astype(np.int64))
+def _tensors(part: str) -> Part:
+    images, labels = cifar.some_binary(part)
+    return torch.from_numpy(images), torch.from_numpy(labels)

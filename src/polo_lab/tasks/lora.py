@@ -32,51 +32,15 @@ _TRAIN_LETTERS = 400_000
 _TEST_LETTERS = 40_000
 
 
-class SmolLM(Classification):
-    """Guess the next token at each of 48 places; a task gives `train_text` and `test_text`."""
+class LanguageModel(Classification):
+    """Guess the next token at every place with an adapter; a task gives both parts and a model."""
 
     name: str
-    metric = "accuracy"
-    floor: tuple[float, ...] = (0.15,)
-    columns: tuple[Column, ...] = (
-        Column("input", "I64", (WINDOW,)),
-        Column("label", "I64", (WINDOW,)),
-    )
+    floor: tuple[float, ...]
 
     @abstractmethod
-    def train_text(self) -> str:
-        """What to train on."""
-
-    @abstractmethod
-    def test_text(self) -> str:
-        """What to test on."""
-
-    @cached_property
-    def train_part(self) -> Part:
-        """Windows of tokens and what follows them, to train on."""
-        return _windows(self.train_text())
-
-    @cached_property
-    def test_part(self) -> Part:
-        """The same of text that training never sees."""
-        inputs, labels = _windows(self.test_text())
-        return inputs[:HELD_OUT], labels[:HELD_OUT]
-
     def build_model(self) -> Adapter:
-        """The pretrained model with a fresh adapter, where it is trained."""
-        import peft
-
-        base: Any = smollm.base_model()
-        depth = base.config.num_hidden_layers
-        settings = peft.LoraConfig(
-            r=RANK,
-            lora_alpha=2 * RANK,
-            target_modules=["q_proj", "v_proj"],
-            layers_to_transform=list(range(depth - LAYERS, depth)),
-            layers_pattern="layers",
-        )
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        return adapter(peft.get_peft_model(base.to(device), settings))
+        """The model with a fresh adapter, where it is trained."""
 
     def loss(self, model: nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Mean loss of a batch."""
@@ -107,6 +71,39 @@ class SmolLM(Classification):
         return float(torch.cat(right).double().mean())
 
 
+class SmolLM(LanguageModel):
+    """Guess the next token at each of 48 places; a task gives `train_text` and `test_text`."""
+
+    floor: tuple[float, ...] = (0.15,)
+    columns: tuple[Column, ...] = (
+        Column("input", "I64", (WINDOW,)),
+        Column("label", "I64", (WINDOW,)),
+    )
+
+    @abstractmethod
+    def train_text(self) -> str:
+        """What to train on."""
+
+    @abstractmethod
+    def test_text(self) -> str:
+        """What to test on."""
+
+    @cached_property
+    def train_part(self) -> Part:
+        """Windows of tokens and what follows them, to train on."""
+        return _windows(self.train_text())
+
+    @cached_property
+    def test_part(self) -> Part:
+        """The same of text that training never sees."""
+        inputs, labels = _windows(self.test_text())
+        return inputs[:HELD_OUT], labels[:HELD_OUT]
+
+    def build_model(self) -> Adapter:
+        """The pretrained model with a fresh adapter, where it is trained."""
+        return adapted(smollm.base_model())
+
+
 class SmolLMWikiText(SmolLM):
     """WikiText-2, raw."""
 
@@ -135,6 +132,22 @@ class SmolLMChat(SmolLM):
         return _chats(turns for at, turns in enumerate(text.chitchat()) if not at % 10)[
             :_TEST_LETTERS
         ]
+
+
+def adapted(base: Any) -> Adapter:
+    """A model with a fresh adapter on its last layers, where it is trained."""
+    import peft
+
+    depth = base.config.num_hidden_layers
+    settings = peft.LoraConfig(
+        r=RANK,
+        lora_alpha=2 * RANK,
+        target_modules=["q_proj", "v_proj"],
+        layers_to_transform=list(range(depth - LAYERS, depth)),
+        layers_pattern="layers",
+    )
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return adapter(peft.get_peft_model(base.to(device), settings))
 
 
 def _chats(conversations: Iterable[list[str]]) -> str:

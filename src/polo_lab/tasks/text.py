@@ -1,12 +1,12 @@
 """English text, letter by letter: what scikit-learn's data sets are described with."""
 
-import importlib.resources
 from functools import cached_property
 
 import torch
 from torch import nn
 
 from polo.tasks.training import Column
+from polo_lab.data.words import descriptions
 from polo_lab.models.gpt import GPT
 from polo_lab.tasks.classification import Classification, Part, every_fourth
 
@@ -38,9 +38,7 @@ class Letters(Classification):
 
     @cached_property
     def _data(self) -> Part:
-        folder = importlib.resources.files("sklearn.datasets.descr")
-        names = sorted(item.name for item in folder.iterdir() if item.name.endswith(".rst"))
-        text = "\n".join((folder / name).read_text(encoding="utf-8") for name in names)
+        text = "\n".join(descriptions().values())
         codes = torch.tensor([_code(letter) for letter in " ".join(text.split())])
         # Rulers of tables come again and again; each window counts once.
         windows = codes.unfold(0, LENGTH + 1, LENGTH)

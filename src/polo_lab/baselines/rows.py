@@ -1,0 +1,50 @@
+"""Figures of proofs by replay, plain, under the names that both of them share."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from polo_lab.baselines.cheats import CHEATS, Cheated
+from polo_lab.baselines.job import Job
+from polo_lab.baselines.trajectory import Recorded
+from polo_lab.baselines.verdict import Verdict
+
+
+def proved(method: str, job: Job, made: Recorded) -> dict[str, Any]:
+    """What proving took."""
+    return {
+        "method": method,
+        "accuracy": made.accuracy,
+        "steps": job.steps,
+        "every": job.apart,
+        "seconds": made.seconds,
+        "generation_seconds": made.generation,
+        "bytes_stored": made.stored,
+    }
+
+
+def checked(full: Verdict, sampled: Verdict) -> dict[str, Any]:
+    """What verifying took."""
+    return {"verify_all": full.row(), "verify_sampled": sampled.row()}
+
+
+def judged(
+    job: Job,
+    folder: Path,
+    judge: Callable[[Cheated], tuple[Verdict, Verdict]],
+    *,
+    hashed: bool,
+) -> dict[str, Any]:
+    """What becomes of every cheat, by whoever looks at all segments and at some."""
+    rows = {}
+    for name, cheat in CHEATS.items():
+        made = cheat(job, folder / f"cheat-{name}", hashed=hashed)
+        full, sampled = judge(made)
+        rows[name] = {
+            "accepted_all": full.accepted,
+            "accepted_sampled": sampled.accepted,
+            "reasons": list(full.reasons),
+            "worked": made.steps / job.steps,
+            "accuracy": made.recorded.accuracy,
+        }
+    return rows

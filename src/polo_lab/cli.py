@@ -1,0 +1,195 @@
+"""The laboratory's command: `polo-lab list | run | table | figure | docs`.
+
+Exit codes: 0 done; 1 a run crashed, came out as it must not, or is left to do; 2 could not be done,
+or not understood.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import App, CycloptsError, Parameter
+
+from polo._version import __version__
+from polo.errors import PoloError
+from polo_lab.experiments import catalogue, lines
+
+app = App(
+    name="polo-lab",
+    help="Run PoLO's experiments, and make tables and figures of what was recorded.",
+    version=__version__,
+    help_format="plaintext",
+)
+
+Results = Annotated[Path, Parameter(help="Folder of recorded lines.")]
+
+
+@app.command(name="list")
+def list_(*, results: Results = lines.FOLDER) -> None:
+    """All experiments, and how many of their runs are recorded."""
+    for name in catalogue.NAMES:
+        experiment = catalogue.find(name)
+        done = {line.key for line in lines.read(lines.path_of(experiment.lines, results)).lines}
+        units = [lines.key_of(unit) for unit in experiment.units(False)]
+        needs = f" (needs {experiment.needs})" if experiment.needs else ""
+        count = f"{sum(key in done for key in units)} of {len(units)} runs"
+        print(f"{name:18} {count:18} {experiment.title}{needs}")
+
+
+@app.command
+def run(
+    name: str,
+    *,
+    quick: bool = False,
+    rerun: bool = False,
+    only: tuple[str, ...] = (),
+    workers: int | None = None,
+    minutes: float = 0.0,
+    results: Results = lines.FOLDER,
+) -> int:
+    """Run what is not recorded yet of an experiment; each run is one line, written when it is done.
+
+    Parameters
+    ----------
+    name
+        An experiment, or `all`.
+    quick
+        A trimmed form, on a processor in seconds; its lines go into a folder of their own.
+    rerun
+        Repeat what is recorded.
+    only
+        Runs with this setting alone, such as bits=2048; several must all hold.
+    workers
+        Processes of one thread each; 0 for none but this one.
+    minutes
+        Begin nothing after so many minutes; the same command takes up what is left.
+    results
+        Folder of recorded lines.
+    """
+    from polo_lab.experiments.harness import Asked
+    from polo_lab.experiments.harness import run as run_experiment
+
+    chosen = dict(_pair(text) for text in only)
+    asked = Asked(quick, rerun, chosen, workers, minutes, results)
+    names = catalogue.NAMES if name == "all" else (name,)
+    return max([run_experiment(catalogue.find(one), asked) for one in names])
+
+
+@app.command
+def table(
+    name: str,
+    *,
+    format: Literal["md", "csv", "latex"] = "md",
+    quick: bool = False,
+    results: Results = lines.FOLDER,
+) -> None:
+    """The tables of an experiment, from its recorded lines.
+
+    Parameters
+    ----------
+    name
+        An experiment.
+    format
+        How to write them.
+    quick
+        Those of the trimmed form.
+    results
+        Folder of recorded lines.
+    """
+    from polo_lab.experiments.table import FORMATS
+
+    found = list(catalogue.find(name).tables(_recorded(name, results, quick)))
+    print("\n\n".join(FORMATS[format](one) for one in found))
+
+
+@app.command
+def figure(
+    name: str,
+    *,
+    format: Literal["svg", "png"] = "svg",
+    quick: bool = False,
+    results: Results = lines.FOLDER,
+    out: Path | None = None,
+) -> None:
+    """The figures of an experiment, from its recorded lines.
+
+    Parameters
+    ----------
+    name
+        An experiment.
+    format
+        How to write them; PNG needs Pillow.
+    quick
+        Those of the trimmed form.
+    results
+        Folder of recorded lines.
+    out
+        Folder to write into; by default `figures` in that of the lines.
+    """
+    from polo_lab.experiments.figures import write
+
+    charts = catalogue.find(name).charts(_recorded(name, results, quick))
+    if not charts:
+        raise PoloError(f"{name} has no figure", advice=f"polo-lab table {name}")
+    for path in write(name, charts, out or _place(results, quick) / "figures", format):
+        print(path)
+
+
+@app.command
+def docs(*, results: Results = lines.FOLDER, out: Path | None = None) -> None:
+    """Write docs/results.md and docs/schemes.md, with their figures, from recorded lines.
+
+    Parameters
+    ----------
+    results
+        Folder of recorded lines.
+    out
+        Folder to write into; by default the documents of this checkout.
+    """
+    from polo_lab.experiments import pages
+
+    for path in pages.write(results, out or pages.FOLDER):
+        print(path)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command, and exit with its code."""
+    sys.exit(answer(arguments))
+
+
+def answer(arguments: list[str] | None = None) -> int:
+    """Run the command; returns the exit code."""
+    try:
+        result = app(arguments, exit_on_error=False, print_error=True, result_action="return_value")
+    except CycloptsError:
+        return 2
+    except PoloError as error:
+        print(f"polo-lab: {error.diagnostics()}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    return result if isinstance(result, int) else 0
+
+
+def _recorded(name: str, results: Path, quick: bool) -> lines.Recording:
+    own = catalogue.find(name).lines
+    found = lines.read(lines.path_of(own, _place(results, quick)))
+    if not found.lines:
+        trimmed = " --quick" if quick else ""
+        raise PoloError(f"nothing of {name} is recorded", advice=f"polo-lab run {name}{trimmed}")
+    return found
+
+
+def _place(results: Path, quick: bool) -> Path:
+    from polo_lab.experiments.harness import QUICK
+
+    return results / QUICK if quick else results
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise PoloError(f"{text!r} is no setting", advice="write it like bits=2048")
+    return name, value

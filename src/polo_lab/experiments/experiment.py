@@ -1,0 +1,107 @@
+"""What an experiment is: units of work, how one is measured, and what is made of the lines."""
+
+import math
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from polo_lab.experiments.chart import Chart
+from polo_lab.experiments.lines import Line, Recording, Settings
+from polo_lab.experiments.table import Table
+
+Made = TypeVar("Made")
+
+
+class Measured(NamedTuple):
+    """What a run gave.
+
+    Attributes:
+        figures: What was measured.
+        timings: Raw seconds, by name.
+        note: What a reader should know.
+    """
+
+    figures: Mapping[str, Any]
+    timings: Mapping[str, float] = {}
+    note: str = ""
+
+    @property
+    def diverged(self) -> bool:
+        """Whether a figure is no number."""
+        return any(isinstance(v, float) and not math.isfinite(v) for v in self.figures.values())
+
+
+class Refusal(Exception):  # noqa: N818
+    """A run that cannot be: what was asked for does not fit. That is a result, and is recorded."""
+
+
+@dataclass
+class Bench:
+    """What runs of one group share: a folder, and whatever is made once for all of them.
+
+    Attributes:
+        folder: A folder of the group's own; it goes when the group is done.
+        quick: Whether the trimmed form of the experiment runs.
+    """
+
+    folder: Path
+    quick: bool = False
+    _made: dict[Hashable, Any] = field(default_factory=dict)
+
+    def once(self, name: Hashable, make: Callable[[], Made]) -> Made:
+        """What was made under this name, or is made now: a training that others compare with."""
+        if name not in self._made:
+            self._made[name] = make()
+        made: Made = self._made[name]
+        return made
+
+
+def _nothing(_: Recording) -> Sequence[Chart]:
+    return ()
+
+
+def _fine(_: Line) -> str:
+    return ""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """An experiment by name.
+
+    Attributes:
+        name: Its name.
+        title: What it shows, in a few words.
+        units: The settings of every run, headline first; those of the trimmed form if asked.
+        measure: Measures one run.
+        tables: Tables of recorded lines.
+        charts: Charts of recorded lines.
+        group: Settings that runs on one bench have in common.
+        wrong: Why a line is as it must not be; empty if it is fine.
+        workers: Processes of one thread each, by default; 0 measures in this one, as a GPU and
+            whoever looks at the clock want it.
+        needs: What its full form needs beside a processor.
+        recorded: Name of the experiment that its lines are recorded under, if it is another view
+            of the same runs.
+    """
+
+    name: str
+    title: str
+    units: Callable[[bool], Iterable[Settings]]
+    measure: Callable[[Settings, Bench], Measured]
+    tables: Callable[[Recording], Iterable[Table]]
+    charts: Callable[[Recording], Sequence[Chart]] = _nothing
+    group: tuple[str, ...] = ()
+    wrong: Callable[[Line], str] = _fine
+    workers: int = 0
+    needs: str = ""
+    recorded: str = ""
+
+    @property
+    def lines(self) -> str:
+        """Name of the file of its lines, without its ending."""
+        return self.recorded or self.name
+
+    def bench_of(self, settings: Settings) -> tuple[Any, ...]:
+        """What tells the bench of a run from others."""
+        return tuple(settings[name] for name in self.group)

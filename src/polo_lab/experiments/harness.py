@@ -1,0 +1,171 @@
+"""Running an experiment: what is not recorded yet, group by group, each run written when done."""
+
+import functools
+import itertools
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from polo.errors import CapacityError, MissingError, TermsError
+from polo_lab.experiments import lines, machine, pool
+from polo_lab.experiments.catalogue import find
+from polo_lab.experiments.experiment import Bench, Experiment, Refusal
+from polo_lab.experiments.lines import Line, Settings
+from polo_lab.training import DivergedError
+
+QUICK = "quick"
+"""Folder of lines of trimmed runs, which are no results."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What to run, and how.
+
+    Attributes:
+        quick: The trimmed form, on a processor in seconds.
+        rerun: Repeat what is recorded.
+        only: Settings that units must have, as text.
+        workers: Processes; None for the experiment's own number.
+        minutes: Begin nothing after so many minutes; 0 for no limit.
+        folder: Where lines lie.
+    """
+
+    quick: bool = False
+    rerun: bool = False
+    only: Mapping[str, str] | None = None
+    workers: int | None = None
+    minutes: float = 0.0
+    folder: Path = lines.FOLDER
+
+    @property
+    def place(self) -> Path:
+        """The folder of the form that was asked for."""
+        return self.folder / QUICK if self.quick else self.folder
+
+
+def run(experiment: Experiment, asked: Asked) -> int:
+    """Measure what is not recorded yet; 1 if a run crashed, came out wrong, or is left to do."""
+    out = lines.path_of(experiment.lines, asked.place)
+    units = [unit for unit in experiment.units(asked.quick) if _chosen(unit, asked.only or {})]
+    pending = units if asked.rerun else _missing(units, lines.read(out).lines)
+    groups = _grouped(experiment, pending)
+    deadline = time.monotonic() + 60 * asked.minutes if asked.minutes else float("inf")
+    workers = experiment.workers if asked.workers is None else asked.workers
+    measuring = functools.partial(
+        measure, experiment.name, out=out, quick=asked.quick, deadline=deadline
+    )
+    found = pool.measured(measuring, groups, workers=workers, deadline=deadline)
+    done = list(itertools.chain.from_iterable(found))
+    if out.exists():
+        whole = find(experiment.lines)
+        every = (*whole.units(False), *whole.units(True))
+        lines.tidy(out, [lines.key_of(unit) for unit in every])
+    return _summary(experiment, done, len(pending) - len(done))
+
+
+def measure(
+    name: str, group: Sequence[Settings], *, out: Path, quick: bool, deadline: float
+) -> list[Line]:
+    """Measure the runs of one bench; each is written down when it is done."""
+    experiment, found = find(name), []
+    with tempfile.TemporaryDirectory(prefix="polo-lab-") as temporary:
+        bench = Bench(Path(temporary), quick)
+        for settings in group:
+            if time.monotonic() > deadline:
+                break
+            try:
+                line = _line(experiment, settings, bench)
+            except MissingError as error:
+                # Without data or a package nothing can be measured: that is no result.
+                print(f"{lines.key_of(settings)}: {error.diagnostics()}", file=sys.stderr)
+                continue
+            lines.add(out, line)
+            print(_told(line), flush=True)
+            found.append(line)
+    return found
+
+
+def _line(experiment: Experiment, settings: Settings, bench: Bench) -> Line:
+    began, clock = datetime.now(UTC), time.perf_counter()
+    line = functools.partial(
+        Line,
+        experiment.lines,
+        settings,
+        command=machine.command(),
+        began=began.isoformat(timespec="seconds"),
+        machine=machine.describe(),
+    )
+    try:
+        made = experiment.measure(settings, bench)
+    except (CapacityError, TermsError, Refusal) as error:
+        return line(ended=lines.REFUSED, note=str(error)[:200])
+    except DivergedError as error:
+        return line(ended=lines.DIVERGED, note=str(error), took=time.perf_counter() - clock)
+    except MissingError:
+        raise
+    except Exception as error:
+        # Whatever breaks in one run must not take the others with it; it is recorded and counts.
+        traceback.print_exc()
+        note = f"{type(error).__name__}: {error}".replace(str(bench.folder), "…")
+        return line(ended=lines.CRASHED, note=note[:200], took=time.perf_counter() - clock)
+    return line(
+        ended=lines.DIVERGED if made.diverged else lines.DONE,
+        figures=made.figures,
+        timings=made.timings,
+        note=made.note,
+        took=time.perf_counter() - clock,
+    )
+
+
+def _chosen(unit: Settings, only: Mapping[str, str]) -> bool:
+    return all(str(unit.get(name)) == value for name, value in only.items())
+
+
+def _missing(units: Sequence[Settings], known: Sequence[Line]) -> list[Settings]:
+    """What is not recorded yet; runs that crashed are tried again."""
+    done = {line.key for line in known if line.ended != lines.CRASHED}
+    return [unit for unit in units if lines.key_of(unit) not in done]
+
+
+def _grouped(experiment: Experiment, units: Sequence[Settings]) -> list[list[Settings]]:
+    groups: dict[tuple[object, ...], list[Settings]] = {}
+    for at, unit in enumerate(units):
+        own = experiment.bench_of(unit) if experiment.group else (at,)
+        groups.setdefault(own, []).append(unit)
+    return list(groups.values())
+
+
+def _told(line: Line) -> str:
+    figures = ", ".join(_shown(line))
+    return f"{line.key}: {line.ended}{f' ({line.note})' if line.note else ''}; {figures}"
+
+
+def _shown(line: Line) -> Iterator[str]:
+    for name, value in itertools.islice(line.figures.items(), 6):
+        if isinstance(value, int | float | str):
+            yield f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+    yield f"{line.took:.1f} s"
+
+
+def _summary(experiment: Experiment, done: Sequence[Line], left: int) -> int:
+    counts = Counter(line.ended for line in done)
+    told = ", ".join(f"{count} {ended}" for ended, count in sorted(counts.items()))
+    print(f"{experiment.name}: {told or 'nothing was left to do'}")
+    wrong = [(line, why) for line in done if (why := _wrong(experiment, line))]
+    for line, why in wrong:
+        print(f"WRONG: {line.key}: {why}", file=sys.stderr)
+    if left:
+        print(f"{left} runs are left; run the same command again")
+    return int(bool(wrong or left))
+
+
+def _wrong(experiment: Experiment, line: Line) -> str:
+    if line.ended == lines.CRASHED:
+        return line.note
+    return experiment.wrong(line) if line.ended == lines.DONE else ""

@@ -1,0 +1,174 @@
+"""Recorded runs: one line of JSON for each, with its settings, seed, machine and raw timings.
+
+A line says everything about its run, so that lines of several machines can stand in one file.
+Whatever is shown anywhere is made of these lines and of nothing else.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from polo.storage import atomic
+
+FOLDER = Path(__file__).parents[3] / "results"
+"""Where recorded runs lie in a checkout."""
+
+DONE = "done"
+CRASHED = "crashed"
+DIVERGED = "diverged"
+REFUSED = "refused"
+
+Settings = Mapping[str, Any]
+
+
+def key_of(settings: Settings) -> str:
+    """What tells a run from all others of its experiment.
+
+    >>> key_of({"scheme": "ednn", "bits": 256, "seed": 0})
+    'scheme=ednn bits=256 seed=0'
+    """
+    return " ".join(f"{name}={value}" for name, value in settings.items())
+
+
+@dataclass(frozen=True)
+class Line:
+    """One run.
+
+    Attributes:
+        experiment: Name of the experiment.
+        settings: What was asked for; its seed is one of them.
+        ended: `done`; `refused` if terms or capacity do not allow it; `diverged` if a figure is no
+            number; `crashed` if the run broke.
+        figures: What was measured.
+        timings: Raw seconds, by name.
+        note: What a reader should know; why there are no figures, where there are none.
+        command: The command that made the run.
+        began: When it began, in UTC.
+        took: Seconds of the whole run, everything around the measured parts included.
+        machine: Processor, GPU and versions; None for runs that are older than this format, which
+            ran on one of the machines of the file's calls.
+    """
+
+    experiment: str
+    settings: Settings
+    ended: str
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    timings: Mapping[str, float] = field(default_factory=dict)
+    note: str = ""
+    command: str = ""
+    began: str = ""
+    took: float = 0.0
+    machine: Mapping[str, Any] | None = None
+
+    @property
+    def key(self) -> str:
+        """What tells it from all others of its experiment."""
+        return key_of(self.settings)
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Settings, figures and timings together."""
+        return {**self.settings, **self.figures, **self.timings}
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values, rounded to what was measured; numbers that are none are null."""
+        rounded: dict[str, Any] = _rounded(asdict(self))
+        return rounded
+
+
+@dataclass(frozen=True)
+class Recording:
+    """The lines of an experiment.
+
+    Attributes:
+        lines: Each run once: of those that were repeated the last one that did not crash.
+        calls: Commands and machines of runs that do not say theirs.
+    """
+
+    lines: Sequence[Line] = ()
+    calls: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    def done(self) -> list[Line]:
+        """Runs that have figures."""
+        return [line for line in self.lines if line.ended == DONE]
+
+    def sources(self) -> list[Mapping[str, Any]]:
+        """Command, machine and first day of everything that added to it, each once."""
+        found: dict[tuple[str, str], Mapping[str, Any]] = {}
+        for call in (*self.calls, *map(_call, self.lines)):
+            if call["machine"]:
+                found.setdefault((call["command"], str(call["machine"])), call)
+        return list(found.values())
+
+
+def path_of(name: str, folder: Path) -> Path:
+    """The file of an experiment."""
+    return folder / f"{name}.jsonl"
+
+
+def read(path: Path) -> Recording:
+    """A file of lines; one that was cut is left out, and nothing is found where there is none."""
+    values = list(_values(path))
+    calls = [call for value in values for call in value.get("calls", ())]
+    found = [Line(**value) for value in values if "settings" in value]
+    return Recording(settled(found), calls)
+
+
+def add(path: Path, line: Line) -> None:
+    """Add a line to a file that several processes write; each goes out in one piece."""
+    # A line that was cut must not swallow this one, which is why it begins with a line break.
+    data = f"\n{_text(line.to_json())}\n".encode()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab", buffering=0) as file:
+        file.write(data)
+
+
+def settled(found: Iterable[Line]) -> list[Line]:
+    """Each run once: of those that were repeated the last one that did not crash."""
+    last: dict[str, Line] = {}
+    for line in found:
+        if line.key not in last or line.ended != CRASHED:
+            last[line.key] = line
+    return list(last.values())
+
+
+def tidy(path: Path, order: Sequence[str]) -> None:
+    """Write a file again: each run once, those named first, which are the headline, at the top."""
+    recording = read(path)
+    places = {key: at for at, key in enumerate(dict.fromkeys(order))}
+    ordered = sorted(recording.lines, key=lambda line: places.get(line.key, len(places)))
+    parts: list[Mapping[str, Any]] = [{"calls": recording.calls}] if recording.calls else []
+    parts += [line.to_json() for line in ordered]
+    atomic.write(path, "".join(f"{_text(part)}\n" for part in parts).encode(), unguessable=True)
+
+
+def _values(path: Path) -> Iterator[dict[str, Any]]:
+    for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            value = json.loads(text)
+        except json.JSONDecodeError:
+            continue
+        if isinstance(value, dict):
+            yield value
+
+
+def _text(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def _call(line: Line) -> Mapping[str, Any]:
+    return {"command": line.command, "began": line.began, "machine": line.machine}
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _rounded(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(item) for item in value]
+    if not isinstance(value, float):
+        return value
+    return float(f"{value:.6g}") if math.isfinite(value) else None

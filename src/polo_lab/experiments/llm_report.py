@@ -1,0 +1,116 @@
+"""The part of docs/schemes.md about adapters of a language model."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from polo_lab.experiments.lines import Recording
+from polo_lab.experiments.origin import origins
+from polo_lab.experiments.table import Table, markdown
+from polo_lab.models.shapes import TITLES
+
+Row = dict[str, Any]
+
+_WORDS = """\
+SmolLM2-135M, a pretrained language model, fine-tuned by LoRA on its query and value projections;
+the proof covers the adapter, the terms name the base by its root. Accuracy is that of the next
+token on held-out text. Each adapter is then merged into the base as PEFT does it, and
+`polo identify --base` looks for the chain's marks in the full model, in float32 and bfloat16; and
+in the model that an unmarked adapter was merged into, where it must name nobody."""
+
+_HEAD = (
+    "model", "text", "scheme", "bits", "shards", "accuracy", "less unmarked", "η, verified",
+    "η, merged", "log2 p", "η, bf16", "owner named", "stranger named",
+    "step", "pressing", "verifying", "proof",
+)  # fmt: skip
+
+
+def tables(recording: Recording) -> Iterator[Table]:
+    """Adapters with marks beside adapters without."""
+    rows = [line.values for line in recording.done]
+    plain = {(row["model"], row["task"]): row for row in rows if not row["bits"]}
+    if not rows:
+        return
+    cells = [_cells(row, plain.get((row["model"], row["task"]))) for row in rows if row["bits"]]
+    yield Table("Adapters of a language model", _HEAD, cells, _WORDS)
+    yield _times(rows)
+
+
+def sections(recording: Recording) -> Iterator[str]:
+    """The part's text, piece by piece; nothing if nothing was recorded."""
+    found = list(tables(recording))
+    if not found:
+        return
+    yield f"## {found[0].title}"
+    yield _WORDS
+    yield from origins(recording)
+    for row in (line.values for line in recording.done):
+        if not row["bits"]:
+            yield (
+                f"{_named(row)}, {row['task']}: the base has {row['start']:.4f}, the unmarked "
+                f"adapter {row['accuracy'][-1]:.4f}; a step takes {row['training']:.3g} s."
+            )
+    for table in found:
+        yield markdown(table)
+
+
+def _named(row: Row) -> str:
+    return f"{row['model']} ({TITLES[row['model']]})" if row["model"] in TITLES else row["model"]
+
+
+def _times(rows: list[Row]) -> Table:
+    """The paper's columns: loss, shard rate, and minutes of training, proving and verifying."""
+    head = (
+        "model",
+        "text",
+        "method",
+        "bits",
+        "loss",
+        "|s|",
+        "training",
+        "of it proving",
+        "verifying",
+    )
+    lines = []
+    for row in rows:
+        steps = row["shards"] * row["steps"]
+        marked = bool(row["bits"])
+        proving = steps * row["pressing"] + row["shards"] * row["sealing"]
+        lines.append(
+            (
+                row["model"],
+                row["task"],
+                row["scheme"] if marked else "full replay",
+                str(row["bits"]) if marked else "–",
+                f"{row['loss']:.4f}",
+                f"{100 * row['sealed'] / row['shards']:.1f} %" if marked else "–",
+                f"{steps * row['training']:.2f} s",
+                f"{proving:.2f} s" if marked else "–",
+                f"{row['verifying'] if marked else row['replaying']:.2f} s",
+            )
+        )
+    return Table("The same, in the paper's columns", head, lines)
+
+
+def _cells(row: Row, plain: Row | None) -> tuple[str, ...]:
+    merged, accuracy = row["merged"], row["accuracy"][-1] if row["accuracy"] else float("nan")
+    named = sum(found["finding"] == "claim" for found in merged.values())
+    lost = f"{100 * (accuracy - plain['accuracy'][-1]):+.1f} points" if plain else "–"
+    return (
+        row["model"],
+        row["task"],
+        row["scheme"],
+        str(row["bits"]),
+        str(row["sealed"]),
+        f"{accuracy:.4f}",
+        lost,
+        f"{min(row['eta'], default=0.0):.3f}",
+        f"{merged['float32']['eta']:.3f}",
+        f"{merged['float32']['log2_p']:.0f}",
+        f"{merged['bfloat16']['eta']:.3f}",
+        f"{named} of {len(merged)}",
+        "yes" if row["stranger"]["finding"] == "claim" else "no",
+        f"{row['training']:.2f} s",
+        f"{1000 * row['pressing']:.1f} ms",
+        f"{row['verifying']:.0f} s",
+        f"{row['proof_bytes'] / 1e6:.1f} MB",
+    )

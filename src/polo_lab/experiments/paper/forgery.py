@@ -1,0 +1,201 @@
+"""The paper's forgeries, OFA and WMA, on every checkpoint of a chain: time, η and accuracy.
+
+`attack-curves` is the same runs shard by shard.
+"""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from polo_lab.attacks import ofa, wma
+from polo_lab.attacks.victim import Victim
+from polo_lab.baselines.job import Job
+from polo_lab.experiments.chart import Chart, Series
+from polo_lab.experiments.experiment import Bench, Experiment, Measured
+from polo_lab.experiments.lines import Recording, Settings
+from polo_lab.experiments.paper import published
+from polo_lab.experiments.paper.cells import percent, points, ratio, seconds
+from polo_lab.experiments.paper.pairs import GRID, HEADLINE, PAIRS, QUICK
+from polo_lab.experiments.table import Table
+from polo_lab.schemes.training import Setting
+
+ATTACKS = ("ofa", "wma", "wma-least")
+BITS = (2048, 1024, 512)
+EPOCHS = {HEADLINE: 20}
+_SHORT = 10
+"""Epochs of the owner's chain where it is not the headline's: OFA takes five times as long."""
+
+
+def units(quick: bool) -> Iterable[Settings]:
+    """All attacks on all pairs, the headline first."""
+    if quick:
+        for attack in ATTACKS:
+            yield _unit(QUICK, 256, attack, 2)
+        return
+    for bits in BITS:
+        for pair in GRID:
+            for attack in ATTACKS:
+                yield _unit(pair, bits, attack, EPOCHS.get(pair, _SHORT))
+
+
+def _unit(pair: str, bits: int, attack: str, epochs: int) -> Settings:
+    return {
+        "pair": pair,
+        "bits": bits,
+        "attack": attack,
+        "scheme": "riga",
+        "epochs": epochs,
+        "seed": 0,
+    }
+
+
+def victim_of(settings: Settings, bench: Bench) -> Victim:
+    """The owner's chain that all attacks of a bench are made on."""
+
+    def make() -> Victim:
+        job = Job.of(PAIRS[settings["pair"]].job(settings["epochs"], settings["seed"]))
+        setting = Setting(settings["scheme"], settings["bits"])
+        return Victim.train(job, setting, bench.folder / "owner")
+
+    return bench.once("victim", make)
+
+
+def measure(settings: Settings, bench: Bench) -> Measured:
+    """One attack on every checkpoint."""
+    victim = victim_of(settings, bench)
+    row = _attacked(settings["attack"], victim, bench.folder / settings["attack"])
+    timings = {name: row.pop(name) for name in ("honest_seconds", "attack_seconds")}
+    headline = row.pop("thief_headline", "")
+    row = {"data": PAIRS[settings["pair"]].task.data.title, **row, "honest_eta": _honest(row)}
+    return Measured({k: v for k, v in row.items() if k not in settings}, timings, headline)
+
+
+def _attacked(name: str, victim: Victim, folder: Path) -> dict[str, Any]:
+    thief = Setting("riga", victim.setting.bits)
+    if name == "ofa":
+        return ofa.attack(victim, ofa.Attack(thief), folder)
+    way = "least" if name == "wma-least" else "overwrite"
+    return wma.attack(victim, wma.Attack(thief, way), folder)
+
+
+def _honest(row: dict[str, Any]) -> float:
+    before = [stage["owner_eta_before"] for stage in row["stages"]]
+    return sum(before) / len(before) if before else 0.0
+
+
+_HEAD = (
+    "pair", "data", "bits", "attack", "shards", "time", "of honest", "η of the owner",
+    "least", "η of the thief", "accuracy", "less honest", "thief's proof", "owner named",
+    "owner first", "the paper's time", "its η", "its accuracy, less honest",
+)  # fmt: skip
+
+_WORDS = """\
+Every checkpoint of an owner's chain is attacked, with RIGA's marks as in the paper. OFA fine-tunes
+all weights with the training data at a tenth of the learning rate, five rounds for 2048 bits and
+three for fewer; WMA overwrites the weights that the thief's mark sits in, without data; *least* is
+WMA moving them as little as the mark asks for, which the paper does not have. η is that of the
+owner's mark of each shard afterwards, on average. *Thief's proof*: whether level chain alone
+accepts it."""
+
+
+def tables(recording: Recording) -> Iterator[Table]:
+    """The paper's table of attacks, ours beside it."""
+    cells = [_cells(line.values) for line in recording.done]
+    yield Table("Forging a chain: OFA and WMA", _HEAD, cells, _WORDS)
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    who = row["attack"].partition("-")[0]
+    where = {"pair": PAIRS[row["pair"]].paper, "bits": row["bits"]}
+    time, eta, accuracy, honest, generation = (
+        published.figure("ofa-wma", what, **where)
+        for what in (
+            f"{who}_seconds", f"{who}_eta", f"{who}_accuracy", "polo_accuracy", "polo_seconds",
+        )
+    )  # fmt: skip
+    theirs = row["attack"] in ("ofa", "wma") and time is not None
+    return (
+        row["pair"],
+        row["data"],
+        str(row["bits"]),
+        row["attack"],
+        str(row["attacked_shards"]),
+        seconds(row["attack_seconds"]),
+        ratio(row["attack_seconds"], row["honest_seconds"]),
+        percent(row["owner_eta_mean"]),
+        percent(row["owner_eta_least"]),
+        percent(row["thief_eta_mean"]),
+        percent(row["accuracy_last"], 2),
+        points(row["accuracy_last"] - row["honest_accuracy"]),
+        "accepted" if row["thief_accepted"] else "rejected",
+        "yes" if row["claim"]["claimed"] else "no",
+        "yes" if row["owner_first"] else "no",
+        ratio(time, generation) if theirs else "–",
+        f"{eta:.1f} %" if theirs else "–",
+        f"{accuracy - honest:+.1f}" if theirs and accuracy and honest else "–",
+    )
+
+
+def charts(recording: Recording) -> list[Chart]:
+    """Accuracy after every shard: the owner's, and each attack's."""
+    found = []
+    rows = [line.values for line in recording.done]
+    for pair, bits in dict.fromkeys((row["pair"], row["bits"]) for row in rows):
+        own = [row for row in rows if (row["pair"], row["bits"]) == (pair, bits)]
+        honest = list(enumerate(own[0]["honest_accuracies"], 1))
+        series = [Series("PoLO, honest", honest)]
+        series += [
+            Series(row["attack"], [(s["shard"], s["accuracy"]) for s in row["stages"]])
+            for row in own
+        ]
+        found.append(Chart(f"{pair}, {bits} bits", "shard", "accuracy", series))
+    return found
+
+
+def curve_tables(recording: Recording) -> Iterator[Table]:
+    """What every attack left of each shard."""
+    lines = [
+        (
+            row["pair"], str(row["bits"]), row["attack"], str(stage["shard"]),
+            percent(stage["accuracy_before"], 2), percent(stage["accuracy"], 2),
+            percent(stage["owner_eta"]), percent(stage["thief_eta"]), seconds(stage["seconds"]),
+        )
+        for row in (line.values for line in recording.done)
+        for stage in row["stages"]
+    ]  # fmt: skip
+    head = (
+        "pair", "bits", "attack", "shard", "accuracy, honest", "accuracy", "η of the owner",
+        "η of the thief", "time",
+    )  # fmt: skip
+    yield Table("Attacks shard by shard", head, lines)
+
+
+def _curves(quick: bool) -> Iterable[Settings]:
+    if quick:
+        return (unit for unit in units(quick) if unit["attack"] != "ofa")
+    return (unit for unit in units(quick) if unit["bits"] == BITS[0])
+
+
+_GROUP = ("pair", "bits", "epochs", "seed")
+EXPERIMENTS = (
+    Experiment(
+        name="ofa-wma",
+        title="forging a chain by fine-tuning (OFA) and by editing weights (WMA)",
+        units=units,
+        measure=measure,
+        tables=tables,
+        group=_GROUP,
+        needs="POLO_DATA and a GPU",
+    ),
+    Experiment(
+        name="attack-curves",
+        title="accuracy over shards under OFA and WMA",
+        units=_curves,
+        measure=measure,
+        tables=curve_tables,
+        charts=charts,
+        group=_GROUP,
+        needs="POLO_DATA and a GPU",
+        recorded="ofa-wma",
+    ),
+)

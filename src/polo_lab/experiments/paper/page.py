@@ -1,0 +1,61 @@
+"""The part of docs/results.md that sets ours beside the paper's figures."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from polo_lab.experiments import catalogue, lines
+from polo_lab.experiments.figures import names
+from polo_lab.experiments.lines import Recording
+from polo_lab.experiments.origin import origins
+from polo_lab.experiments.paper import claims
+from polo_lab.experiments.table import markdown
+
+NAMES = (
+    "comparison", "fidelity", "timing", "ofa-wma", "attack-curves", "takeover", "learning-rate",
+    "eta-g", "eta-ver", "llm", "cost",
+)  # fmt: skip
+FIGURES = "figures"
+
+_WORDS = """\
+The paper's figures are kept in `results/paper.jsonl`, as its tables print them. Ours are from other
+machines, so that times are compared as ratios, and from other data where the paper's are not at
+hand: every row names its data as what they are. A row that is not here was not run."""
+
+
+def sections(results: Path) -> Iterator[str]:
+    """The part's text, piece by piece."""
+    found = {name: _read(name, results) for name in NAMES}
+    yield "## Ours beside the paper's"
+    yield _WORDS
+    yield "### What does not hold in the paper itself"
+    yield _listed(claims.of_the_paper())
+    if told := _listed(claims.of_ours(found)):
+        yield "### What our runs show"
+        yield told
+    for name, recording in found.items():
+        if recording.lines:
+            yield from _section(name, recording)
+
+
+def _section(name: str, recording: Recording) -> Iterator[str]:
+    experiment = catalogue.find(name)
+    yield f"## {name}: {experiment.title}"
+    yield from origins(recording)
+    for table in experiment.tables(recording):
+        if table.rows:
+            yield f"### {table.title}"
+            yield from filter(None, (table.words, markdown(table)))
+    charts = experiment.charts(recording)
+    for chart, file in zip(charts, names(name, len(charts), "svg"), strict=True):
+        yield f"![{chart.title}](../results/{FIGURES}/{file})"
+    if others := [line for line in recording.lines if line.ended != lines.DONE]:
+        yield "Refused, diverged or crashed:"
+        yield "\n".join(f"- {line.key}: {line.ended}. {line.note}" for line in others)
+
+
+def _read(name: str, results: Path) -> Recording:
+    return lines.read(lines.path_of(catalogue.find(name).lines, results))
+
+
+def _listed(sentences: Iterator[str]) -> str:
+    return "\n".join(f"- {sentence}" for sentence in sentences)

@@ -1,0 +1,217 @@
+"""A pair that is trained, with and without marks, and verified: what the paper's tables are of."""
+
+import functools
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import polo
+from polo.protocol.records import Terms
+from polo.prover import Proof
+from polo.tasks import Task
+from polo.verifier import Outcome
+from polo.verifier.policy import Policy
+from polo_lab.experiments.experiment import Bench
+from polo_lab.experiments.lines import Settings
+from polo_lab.experiments.paper.pairs import PAIRS, Pair
+from polo_lab.training import Epoch, train
+
+SHARDS = 200
+"""Shards that terms allow, at most: more than any run has."""
+
+_NO_EDIT = 1e-6
+"""The least budget that terms can give a finishing step: it turns nothing."""
+
+
+class Subject:
+    """A pair with its data on the device, under one seed.
+
+    Args:
+        pair: The pair.
+        epochs: Epochs of a run.
+        seed: Seed of start and order.
+        rate: The highest learning rate; 0 for the pair's own.
+    """
+
+    def __init__(self, pair: Pair, epochs: int, seed: int, rate: float = 0.0) -> None:
+        self.seed = seed
+        self.task = pair.task
+        self.feed = self.task.feed(seed)
+        self.course = pair.course(epochs, rate)
+
+    @classmethod
+    def of(cls, settings: Settings) -> "Subject":
+        """The subject of some settings: `pair`, `epochs`, `seed`, perhaps `rate`."""
+        pair = PAIRS[settings["pair"]]
+        return cls(pair, settings["epochs"], settings["seed"], settings.get("rate", 0.0))
+
+    def start(self) -> nn.Module:
+        """The model that every run of this seed begins with."""
+        torch.manual_seed(self.seed)
+        return self.task.build_model()
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A training without marks.
+
+    Attributes:
+        model: The model.
+        accuracy: Its accuracy.
+        epochs: Its epochs.
+        seconds: What training took.
+        testing: Seconds of one test of the model.
+    """
+
+    model: nn.Module
+    accuracy: float
+    epochs: Sequence[Epoch]
+    seconds: float
+    testing: float
+
+
+@dataclass(frozen=True)
+class Marking:
+    """How marks are made.
+
+    Attributes:
+        scheme: The scheme.
+        bits: Bits of each mark.
+        embed: η_G: a shard ends once its mark reads so well.
+        finish: Whether what training has not pressed yet may be turned by a last edit. The paper
+            has no such step.
+        strength: λ; None for the scheme's own.
+    """
+
+    scheme: str
+    bits: int
+    embed: float = 0.99
+    finish: bool = True
+    strength: float | None = None
+
+    def terms(self, task: Task) -> Terms:
+        """Terms of level chain."""
+        return polo.make_terms(
+            task,
+            scheme=self.scheme,
+            bits=self.bits,
+            embed=self.embed,
+            budget=None if self.finish else _NO_EDIT,
+            strength=self.strength,
+            fewest_shards=1,
+            shards=SHARDS,
+        )
+
+
+@dataclass(frozen=True)
+class Marked:
+    """A training with marks.
+
+    Attributes:
+        subject: What was trained.
+        model: The model.
+        accuracy: Its accuracy.
+        epochs: Its epochs.
+        terms: The terms.
+        proof: The proof, with all checkpoints.
+        issuer: Who enrolled the owner.
+        seconds: What training took, with everything about the proof.
+        spent: Seconds of it by the prover's own count: `embedding`, `sealing`.
+    """
+
+    subject: Subject
+    model: nn.Module
+    accuracy: float
+    epochs: Sequence[Epoch]
+    terms: Terms
+    proof: Proof
+    issuer: polo.Identity
+    seconds: float
+    spent: dict[str, float]
+
+    @property
+    def etas(self) -> list[float]:
+        """How each mark read when it was sealed."""
+        return [s.matches / self.terms.scheme.bits for s in self.proof.manifest.shards]
+
+    @property
+    def accuracies(self) -> list[float]:
+        """Accuracy of every sealed shard."""
+        return [s.metrics["accuracy"] / 1_000_000 for s in self.proof.manifest.shards]
+
+    @property
+    def shard_rate(self) -> float:
+        """Shards for each epoch."""
+        return len(self.proof.manifest.shards) / len(self.epochs)
+
+
+def subject_of(settings: Settings, bench: Bench) -> Subject:
+    """The subject of a bench."""
+    return bench.once(("subject", settings.get("rate", 0.0)), lambda: Subject.of(settings))
+
+
+def plain_of(subject: Subject, bench: Bench) -> Plain:
+    """The training without marks that others of the bench are compared with."""
+    return bench.once(("plain", subject.course), functools.partial(train_plain, subject))
+
+
+def train_plain(subject: Subject) -> Plain:
+    """Train without marks."""
+    found = train(subject.start(), subject.feed, subject.course)
+    accuracy = subject.task.evaluate(found.model)
+    began = time.perf_counter()
+    subject.task.evaluate(found.model)
+    testing = time.perf_counter() - began
+    return Plain(found.model, accuracy, found.epochs, found.seconds, testing)
+
+
+def train_marked(subject: Subject, marking: Marking, folder: Path) -> Marked:
+    """Train from the same start, in the same order, with a prover attached."""
+    issuer, owner = polo.Identity.generate(), polo.Identity.generate()
+    terms = marking.terms(subject.task)
+    issued = polo.enrol(terms, identity=owner.public_key, issuer=issuer)
+    shutil.rmtree(folder, ignore_errors=True)
+    prover = polo.Prover(issued, key=owner, store=folder)
+    found = train(subject.start(), subject.feed, subject.course, prover=prover)
+    began = time.perf_counter()
+    proof = prover.finish()
+    return Marked(
+        subject=subject,
+        model=found.model,
+        accuracy=subject.task.evaluate(found.model),
+        epochs=found.epochs,
+        terms=terms,
+        proof=proof,
+        issuer=issuer,
+        seconds=found.seconds + time.perf_counter() - began,
+        spent={"embedding": prover.timings.embedding, "sealing": prover.timings.sealing},
+    )
+
+
+def verified(marked: Marked, accuracy: str) -> tuple[bool, float]:
+    """Whether a verifier accepts, and seconds that it took.
+
+    Args:
+        marked: What was trained.
+        accuracy: Which shards are tested: `all`, `sample` or `none`.
+    """
+    began = time.perf_counter()
+    found = polo.verify(
+        marked.proof.path,
+        trust=marked.issuer.public_key,
+        task=marked.subject.task,
+        policy=Policy(accuracy=accuracy),
+    )
+    return found.outcome is Outcome.ACCEPTED, time.perf_counter() - began
+
+
+def shown(subject: Subject) -> dict[str, Any]:
+    """What a line says about its data and model."""
+    count = sum(p.numel() for p in subject.task.build_model().parameters())
+    return {"data": subject.task.data.title, "weights": count}

@@ -1,0 +1,135 @@
+"""Learning rate and η_G: how they change the shard rate and accuracy."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from polo_lab.experiments.chart import Chart, Series
+from polo_lab.experiments.experiment import Bench, Experiment, Measured
+from polo_lab.experiments.lines import Recording, Settings
+from polo_lab.experiments.paper import published
+from polo_lab.experiments.paper.cells import percent, points, seconds
+from polo_lab.experiments.paper.pairs import HEADLINE, PAIRS, QUICK
+from polo_lab.experiments.paper.subject import Marking, plain_of, shown, subject_of, train_marked
+from polo_lab.experiments.table import Table
+
+RATES = {HEADLINE: (0.01, 0.1, 0.2), "textcnn/agnews": (0.0005, 0.005, 0.01), QUICK: (0.02, 0.1)}
+"""The paper's rates; the text model has Adam here, whose rates are others."""
+
+THRESHOLDS = (0.85, 0.95, 0.99)
+STRENGTH = 0.01
+"""λ of the paper. Nothing is finished by an edit here: |s| says how fast training presses."""
+
+_TEXT = "textcnn/agnews"
+
+
+def _rates(quick: bool) -> Iterable[Settings]:
+    for pair in (QUICK,) if quick else (HEADLINE, _TEXT):
+        for rate in RATES[pair]:
+            yield _unit(pair, rate, 0.85 if quick else 0.99, quick)
+
+
+def _thresholds(quick: bool) -> Iterable[Settings]:
+    for pair in (QUICK,) if quick else (HEADLINE, _TEXT):
+        for embed in THRESHOLDS[:2] if quick else THRESHOLDS:
+            yield _unit(pair, PAIRS[pair].task.course.rate, embed, quick)
+
+
+def _unit(pair: str, rate: float, embed: float, quick: bool) -> Settings:
+    return {
+        "pair": pair,
+        "scheme": "ednn",
+        "bits": 256 if quick else 1024,
+        "rate": rate,
+        "eta_g": embed,
+        "strength": STRENGTH,
+        "epochs": PAIRS[pair].epochs,
+        "seed": 0,
+    }
+
+
+def measure(settings: Settings, bench: Bench) -> Measured:
+    """One training whose shards end when training itself has pressed them."""
+    subject = subject_of(settings, bench)
+    plain = plain_of(subject, bench)
+    marking = Marking(
+        settings["scheme"],
+        settings["bits"],
+        embed=settings["eta_g"],
+        finish=False,
+        strength=settings["strength"],
+    )
+    marked = train_marked(subject, marking, bench.folder / "proof")
+    figures = {
+        **shown(subject),
+        "shards": len(marked.etas),
+        "shard_rate": marked.shard_rate,
+        "accuracy": marked.accuracy,
+        "plain_accuracy": plain.accuracy,
+        "reached": [epoch.eta for epoch in marked.epochs if epoch.eta is not None],
+    }
+    return Measured(figures, {"training": marked.seconds, "plain": plain.seconds})
+
+
+_HEAD = (
+    "pair", "data", "rate", "η_G", "epochs", "shards", "|s|", "accuracy", "less plain", "training",
+    "the paper's |s|", "its accuracy",
+)  # fmt: skip
+
+_WORDS = (
+    "Nothing is finished by an edit: a shard ends after an epoch in which training alone has "
+    "brought its mark to η_G. λ is the paper's 0.01, marks are EDNN's."
+)
+
+
+def _tables(name: str, setting: str, title: str) -> Callable[[Recording], Iterator[Table]]:
+    def tables(recording: Recording) -> Iterator[Table]:
+        cells = [_cells(name, setting, line.values) for line in recording.done]
+        yield Table(title, _HEAD, cells, _WORDS)
+
+    return tables
+
+
+def _cells(name: str, setting: str, row: dict[str, Any]) -> tuple[str, ...]:
+    key = "rate" if setting == "rate" else "eta_g"
+    theirs = {"pair": PAIRS[row["pair"]].paper, key: row[setting]}
+    rate, accuracy = (published.figure(name, what, **theirs) for what in ("shard_rate", "accuracy"))
+    return (
+        row["pair"], row["data"], f"{row['rate']:g}", f"{row['eta_g']:g}", str(row["epochs"]),
+        str(row["shards"]), percent(row["shard_rate"]), percent(row["accuracy"], 2),
+        points(row["accuracy"] - row["plain_accuracy"]), seconds(row["training"]),
+        "–" if rate is None else f"{rate:.1f} %", "–" if accuracy is None else f"{accuracy:.2f} %",
+    )  # fmt: skip
+
+
+def _charts(setting: str, across: str) -> Callable[[Recording], list[Chart]]:
+    def charts(recording: Recording) -> list[Chart]:
+        rows = [line.values for line in recording.done]
+        series = []
+        for pair in dict.fromkeys(row["pair"] for row in rows):
+            own = sorted((row for row in rows if row["pair"] == pair), key=lambda r: r[setting])
+            series += [
+                Series(f"{pair}, |s|", [(r[setting], r["shard_rate"]) for r in own]),
+                Series(f"{pair}, accuracy", [(r[setting], r["accuracy"]) for r in own]),
+            ]
+        title = f"Shard rate and accuracy over {across}"
+        return [Chart(title, across, "part of one", series)] if rows else []
+
+    return charts
+
+
+EXPERIMENTS = tuple(
+    Experiment(
+        name=name,
+        title=title,
+        units=own,
+        measure=measure,
+        tables=_tables(name, setting, title[0].upper() + title[1:]),
+        charts=_charts(setting, across),
+        group=("pair", "epochs", "seed"),
+        needs="POLO_DATA and a GPU",
+    )
+    for name, title, own, setting, across in (
+        ("learning-rate", "shard rate by learning rate", _rates, "rate", "learning rate"),
+        ("eta-g", "shard rate by the threshold of embedding", _thresholds, "eta_g", "η_G"),
+    )
+)

@@ -1,0 +1,178 @@
+"""Generation and verification: PoLO, both proofs of learning by replay, and bare training.
+
+All methods train through the same stepper on the same data, so that what one takes beyond plain
+training is its own.
+"""
+
+import functools
+import itertools
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from polo_lab.baselines import chain, plain, pol_hash, pol_vanilla, watermark_only, zk
+from polo_lab.baselines.job import Job
+from polo_lab.experiments.experiment import Bench, Experiment, Measured
+from polo_lab.experiments.lines import Line, Recording, Settings
+from polo_lab.experiments.paper import published
+from polo_lab.experiments.paper.cells import part, percent, ratio, seconds
+from polo_lab.experiments.paper.pairs import GRID, HEADLINE, LONG, PAIRS, QUICK
+from polo_lab.experiments.table import Table
+
+METHODS = {m.METHOD: m for m in (plain, chain, pol_vanilla, pol_hash, watermark_only)}
+BITS = (2048, 1024, 512)
+_SHORT = 5
+"""Epochs of the grid: verification by replay takes as long again, twice for two methods."""
+
+
+def units(quick: bool) -> Iterable[Settings]:
+    """All methods, the headline at its full length first; bits matter to those with marks alone."""
+    if quick:
+        yield from _methods(QUICK, 2, (256,))
+        return
+    yield from _methods(HEADLINE, LONG, BITS[:1])
+    for pair in GRID:
+        yield from _methods(pair, _SHORT, BITS)
+
+
+def _methods(pair: str, epochs: int, sizes: Iterable[int]) -> Iterator[Settings]:
+    for method, bits in itertools.product(METHODS, sizes):
+        marked = method in (chain.METHOD, watermark_only.METHOD)
+        if marked or bits == max(sizes):
+            yield {
+                "pair": pair,
+                "method": method,
+                "bits": bits if marked else 0,
+                "scheme": "ednn" if marked else "none",
+                "epochs": epochs,
+                "seed": 0,
+            }
+
+
+def measure(settings: Settings, bench: Bench) -> Measured:
+    """Prove and verify by one method."""
+    pair = PAIRS[settings["pair"]]
+    asked = {**pair.job(settings["epochs"], settings["seed"]), **_marks(settings)}
+    if settings["epochs"] >= LONG:
+        # Four checkpoints of an epoch, as proofs by replay keep them, would fill a disk.
+        asked["every"] = Job.of(asked).pass_steps
+    bench.once("warm", functools.partial(_warm, asked))
+    with tempfile.TemporaryDirectory(dir=bench.folder) as own:
+        row = METHODS[settings["method"]].run(asked, Path(own))
+    timings = {f"proving_{phase}": took for phase, took in row.pop("seconds").items()}
+    timings |= {name: row.pop(name) for name in ("generation_seconds",)}
+    for name in [key for key in row if key.startswith("verify_")]:
+        timings[name] = row[name].pop("total_seconds")
+    figures = {"data": pair.task.data.title, **row}
+    return Measured({k: v for k, v in figures.items() if k not in settings}, timings)
+
+
+def _marks(settings: Settings) -> dict[str, Any]:
+    """The size of marks, where the method has any."""
+    if not settings["bits"]:
+        return {}
+    return {"scheme": settings["scheme"], "bits": settings["bits"]}
+
+
+def _warm(asked: dict[str, Any]) -> None:
+    """A first step of everything, so that nobody pays for kernels being chosen."""
+    plain.run({**asked, "epochs": 1})
+
+
+def wrong(line: Line) -> str:
+    """An honest proof that was not accepted."""
+    bad = [k for k, v in line.figures.items() if k in _VERDICTS and not v["accepted"]]
+    return f"an honest proof was not accepted: {', '.join(bad)}" if bad else ""
+
+
+_VERDICTS = ("verify_all", "verify_sampled", "verify_marks")
+_HEAD = (
+    "pair", "data", "epochs", "method", "bits", "accuracy", "training + proof", "of plain",
+    "stored", "verified in full", "of plain", "sampled", "marks alone",
+    "the paper's training + proof, of plain", "its verification, of plain",
+)  # fmt: skip
+
+_WORDS = """\
+*Verified in full*: for proofs by replay every segment is run again; for PoLO all marks are derived
+and read and every shard is tested; for the others the model is tested. *Sampled*: the largest
+update of each epoch (vanilla), a quarter of the segments (hash), the accuracy of O(log S) shards
+(PoLO). *Marks alone*: hashing, deriving and reading, no test."""
+
+
+def tables(recording: Recording) -> Iterator[Table]:
+    """The paper's table of times, ours beside it, and what zero-knowledge takes, cited."""
+    rows = [line.values for line in recording.done]
+    bare = {(r["pair"], r["epochs"]): _total(r) for r in rows if r["method"] == plain.METHOD}
+    cells = [_cells(row, bare.get((row["pair"], row["epochs"]))) for row in rows]
+    yield Table("Generation and verification", _HEAD, cells, _WORDS)
+    yield cited()
+
+
+def _total(row: dict[str, Any]) -> float:
+    return float(sum(took for name, took in row.items() if name.startswith("proving_")))
+
+
+def _cells(row: dict[str, Any], bare: float | None) -> tuple[str, ...]:
+    method, pair = row["method"], PAIRS[row["pair"]].paper
+    theirs = {"polo": "polo", "pol-vanilla": "vanilla", "pol-hash": "hash"}.get(method, "")
+    where = {"pair": pair, "bits": row["bits"] or BITS[0]}
+    made, checked, plainly = (
+        published.figure("timing", what, **where)
+        for what in (f"{theirs}_generation", f"{theirs}_verification", "training")
+    )
+    return (
+        row["pair"],
+        row["data"],
+        str(row["epochs"]),
+        method,
+        str(row["bits"] or "–"),
+        percent(row["accuracy"], 2),
+        seconds(_total(row)),
+        ratio(_total(row), bare),
+        f"{row['bytes_stored'] / 1e6:.1f} MB",
+        seconds(_took(row, "verify_all")),
+        part(_took(row, "verify_all"), bare),
+        seconds(_took(row, "verify_sampled")),
+        seconds(_took(row, "verify_marks")),
+        ratio(made, plainly),
+        part(checked, plainly, 1),
+    )
+
+
+def _took(row: dict[str, Any], name: str) -> float | None:
+    """Seconds; the verdict of the same name is a figure, and timings come last."""
+    value = row.get(name)
+    return value if isinstance(value, float | int) else None
+
+
+def cited() -> Table:
+    """What others say about proofs of training in zero knowledge; none of it was measured here."""
+    head = ("model", "weights", "batch", "seconds to prove a step", "to verify", "memory", "source")
+    lines = [
+        (
+            one.model,
+            f"{one.weights:,}" if one.weights else "–",
+            str(one.batch),
+            " to ".join(f"{value:g}" for value in dict.fromkeys(one.seconds)),
+            f"{one.verification:g} s" if one.verification else "–",
+            f"{one.memory:g} GiB" if one.memory else "–",
+            one.source,
+        )
+        for one in zk.FIGURES
+    ]
+    return Table("Zero-knowledge proof of training, cited", head, lines)
+
+
+EXPERIMENTS = (
+    Experiment(
+        name="timing",
+        title="generation and verification against proofs of learning by replay",
+        units=units,
+        measure=measure,
+        tables=tables,
+        group=("pair", "epochs", "seed"),
+        wrong=wrong,
+        needs="POLO_DATA and a GPU",
+    ),
+)

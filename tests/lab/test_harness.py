@@ -1,0 +1,287 @@
+"""The harness: what is run, recorded, resumed and repeated; the command; tables and figures."""
+
+import json
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from polo.errors import CapacityError, MissingError
+from polo_lab.cli import answer
+from polo_lab.experiments import canvas, catalogue, harness, lines, machine
+from polo_lab.experiments.chart import Chart, Series
+from polo_lab.experiments.experiment import Bench, Experiment, Measured
+from polo_lab.experiments.harness import Asked
+from polo_lab.experiments.lines import Line, Recording, Settings
+from polo_lab.experiments.table import FORMATS, Table
+from polo_lab.training import DivergedError
+
+
+class Sums:
+    """An experiment that adds numbers up, and does what its settings say."""
+
+    def __init__(self) -> None:
+        self.measured: list[int] = []
+        self.broken = False
+
+    def units(self, quick: bool) -> Iterator[Settings]:
+        """Two groups of two runs; one of them trimmed."""
+        for seed in range(1 if quick else 4):
+            yield {"group": seed // 2, "seed": seed}
+
+    def measure(self, settings: Settings, bench: Bench) -> Measured:
+        """A number, or what else may come of a run."""
+        seed = settings["seed"]
+        self.measured.append(seed)
+        bench.once("shared", lambda: (bench.folder / f"of {seed}").write_text("x"))
+        if seed == 1:
+            return Measured({"sum": float("nan")})
+        if seed == 2:
+            raise CapacityError("does not fit")
+        if seed == 3 and self.broken:
+            raise RuntimeError(f"no room in {bench.folder}")
+        files = sorted(path.name for path in bench.folder.iterdir())
+        return Measured({"sum": seed + 1, "files": files}, {"adding": 0.123456789})
+
+    def tables(self, recording: Recording) -> Iterator[Table]:
+        """One table."""
+        yield Table(
+            "Sums", ("seed", "sum"), [(str(x.settings["seed"]), x.ended) for x in recording.lines]
+        )
+
+    def charts(self, recording: Recording) -> list[Chart]:
+        """One chart."""
+        points = [(float(x.settings["seed"]), x.figures.get("sum")) for x in recording.lines]
+        return [Chart("Sums", "seed", "sum", [Series("ours", points)], {"least": 1.0})]
+
+
+@pytest.fixture
+def sums(monkeypatch: pytest.MonkeyPatch) -> Sums:
+    made = Sums()
+    own = Experiment(
+        "sums", "sums", made.units, made.measure, made.tables, made.charts, group=("group",)
+    )
+    monkeypatch.setattr(catalogue, "_MODULES", {"sums": "sums"})
+    monkeypatch.setattr(catalogue, "NAMES", ("sums",))
+    for module in (catalogue, harness):
+        monkeypatch.setattr(module, "find", lambda _: own)
+    return made
+
+
+def run(folder: Path, **asked: object) -> int:
+    return harness.run(harness.find("sums"), Asked(folder=folder, **asked))  # type: ignore[arg-type]
+
+
+def recorded(folder: Path) -> list[dict[str, object]]:
+    return [json.loads(text) for text in (folder / "sums.jsonl").read_text().splitlines()]
+
+
+def test_every_run_is_one_line_with_all_that_belongs_to_it(sums: Sums, tmp_path: Path) -> None:
+    assert run(tmp_path) == 0
+    found = recorded(tmp_path)
+    assert [line["ended"] for line in found] == ["done", "diverged", "refused", "done"]
+    first = found[0]
+    assert first["settings"] == {"group": 0, "seed": 0}
+    assert first["timings"] == {"adding": 0.123457}
+    assert first["machine"]["packages"]["torch"]  # type: ignore[index]
+    assert found[1]["figures"] == {"sum": None}
+    assert found[2]["note"] == "does not fit"
+
+
+def test_runs_of_a_group_share_a_bench_and_no_other(sums: Sums, tmp_path: Path) -> None:
+    run(tmp_path)
+    found = recorded(tmp_path)
+    assert [line["figures"].get("files") for line in found] == [["of 0"], None, None, ["of 2"]]  # type: ignore[attr-defined]
+
+
+def test_what_is_recorded_is_not_run_again_unless_asked(sums: Sums, tmp_path: Path) -> None:
+    run(tmp_path)
+    run(tmp_path)
+    assert sums.measured == [0, 1, 2, 3]
+    run(tmp_path, rerun=True)
+    assert sums.measured == [0, 1, 2, 3, 0, 1, 2, 3]
+    assert len(recorded(tmp_path)) == 4, "a repeated run takes the place of the first"
+
+
+def test_a_run_that_crashes_is_recorded_counts_and_is_tried_again(
+    sums: Sums, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sums.broken = True
+    assert run(tmp_path) == 1
+    last = recorded(tmp_path)[-1]
+    assert (last["ended"], last["note"]) == ("crashed", "RuntimeError: no room in …")
+    assert "WRONG: group=1 seed=3" in capsys.readouterr().err
+    sums.broken = False
+    assert run(tmp_path) == 0
+    assert [line["ended"] for line in recorded(tmp_path)][3:] == ["done"]
+
+
+def test_a_line_that_was_cut_costs_that_run_alone(sums: Sums, tmp_path: Path) -> None:
+    run(tmp_path)
+    path = tmp_path / "sums.jsonl"
+    path.write_text(path.read_text()[:-30])
+    run(tmp_path)
+    assert sums.measured == [0, 1, 2, 3, 3]
+    assert len(recorded(tmp_path)) == 4
+
+
+def test_who_is_killed_loses_the_run_under_way_alone(
+    sums: Sums, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure = sums.measure
+
+    def killed(settings: Settings, bench: Bench) -> Measured:
+        if settings["seed"] == 3:
+            raise KeyboardInterrupt
+        return measure(settings, bench)
+
+    own = harness.find("sums")
+    monkeypatch.setattr(harness, "find", lambda _: Experiment(
+        "sums", "", own.units, killed, own.tables, group=own.group
+    ))  # fmt: skip
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path)
+    assert [line.settings["seed"] for line in lines.read(tmp_path / "sums.jsonl").lines] == [
+        0,
+        1,
+        2,
+    ]
+
+
+def test_missing_data_is_no_result(
+    sums: Sums, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = harness.find("sums")
+
+    def missing(settings: Settings, bench: Bench) -> Measured:
+        raise MissingError("CIFAR-10 is not here", advice="bring it")
+
+    monkeypatch.setattr(harness, "find", lambda _: Experiment(
+        "sums", "", own.units, missing, own.tables
+    ))  # fmt: skip
+    assert run(tmp_path) == 1
+    assert not (tmp_path / "sums.jsonl").exists()
+    assert "bring it" in capsys.readouterr().err
+
+
+def test_a_training_that_diverges_is_recorded_as_such(
+    sums: Sums, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = harness.find("sums")
+
+    def diverging(settings: Settings, bench: Bench) -> Measured:
+        raise DivergedError("the loss is nan after epoch 1")
+
+    monkeypatch.setattr(harness, "find", lambda _: Experiment(
+        "sums", "", own.units, diverging, own.tables
+    ))  # fmt: skip
+    assert run(tmp_path) == 0
+    found = recorded(tmp_path)
+    assert {(line["ended"], line["note"]) for line in found} == {
+        ("diverged", "the loss is nan after epoch 1")
+    }
+
+
+def test_some_runs_can_be_chosen_and_time_can_be_up(sums: Sums, tmp_path: Path) -> None:
+    assert run(tmp_path, only={"seed": "3"}) == 0
+    assert sums.measured == [3]
+    assert run(tmp_path, minutes=-1.0) == 1
+    assert sums.measured == [3]
+    run(tmp_path)
+    order = [line["settings"]["seed"] for line in recorded(tmp_path)]  # type: ignore[index]
+    assert order == [0, 1, 2, 3], "the headline stands first, whenever it was run"
+
+
+def test_old_calls_stay_in_a_file_that_is_written_again(sums: Sums, tmp_path: Path) -> None:
+    call = {"command": "old", "began": "2026-01-01", "machine": {"cpu": "A"}, "workers": 2}
+    (tmp_path / "sums.jsonl").write_text(json.dumps({"calls": [call]}) + "\n")
+    run(tmp_path)
+    assert recorded(tmp_path)[0] == {"calls": [call]}
+    [first, *_] = lines.read(tmp_path / "sums.jsonl").sources()
+    assert first["command"] == "old"
+
+
+def test_the_command_runs_shows_and_draws(
+    sums: Sums, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ["--results", str(tmp_path)]
+    assert answer(["table", "sums", "--quick", *where]) == 2
+    assert "polo-lab run sums --quick" in capsys.readouterr().err
+    assert answer(["run", "sums", "--quick", *where]) == 0
+    assert sums.measured == [0]
+    assert answer(["run", "sums", *where]) == 0
+    assert answer(["list", *where]) == 0
+    assert "4 of 4 runs" in capsys.readouterr().out
+    assert answer(["table", "sums", *where, "--format", "csv"]) == 0
+    assert capsys.readouterr().out.splitlines()[1] == "0,done"
+    assert answer(["run", "sums", "--only", "seed", *where]) == 2
+    for form, begin in (("svg", b"<svg"), ("png", b"\x89PNG")):
+        assert answer(["figure", "sums", "--format", form, *where]) == 0
+        assert (tmp_path / "figures" / f"sums.{form}").read_bytes().startswith(begin)
+
+
+def test_an_unknown_experiment_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert answer(["run", "nothing"]) == 2
+    assert "there is no experiment nothing" in capsys.readouterr().err
+
+
+def test_tables_are_escaped() -> None:
+    table = Table("50 % of η_ver", ("a|b", "c"), [("x_1 & 2", '3,"4"')])
+    assert r"a\|b" in FORMATS["md"](table)
+    assert FORMATS["csv"](table).splitlines()[1] == 'x_1 & 2,"3,""4"""'
+    latex = FORMATS["latex"](table)
+    assert r"x\_1 \& 2" in latex
+    assert r"\caption{50 \% of $\eta$\_ver}" in latex
+
+
+def test_a_chart_without_values_or_with_one_is_drawn() -> None:
+    for points in ([], [(1.0, 2.0)], [(0.0, None), (1.0, float("nan")), (2.0, 3.0)]):
+        chart = Chart("<b>", "x", "y", [Series("a & b", points, steps=True)], sides=[1.0])
+        ElementTree.fromstring(canvas.FORMATS["svg"](chart))
+        assert canvas.FORMATS["png"](chart).startswith(b"\x89PNG")
+
+
+def test_png_without_pillow_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "PIL", None)
+    with pytest.raises(MissingError, match="Pillow") as caught:
+        canvas.FORMATS["png"](Chart("t", "x", "y", []))
+    assert "polo-proof[lab]" in caught.value.diagnostics()
+
+
+def test_what_is_recorded_is_complete_and_names_no_place() -> None:
+    for path in sorted(lines.FOLDER.glob("*.jsonl")):
+        text = path.read_text(encoding="utf-8")
+        assert str(Path(__file__).parents[2]) not in text
+        assert "../" not in text, path.name
+        assert len(text) < 2_000_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", catalogue.NAMES)
+def test_every_experiment_runs_in_its_trimmed_form(name: str, tmp_path: Path) -> None:
+    experiment = catalogue.find(name)
+    assert harness.run(experiment, Asked(quick=True, workers=0, folder=tmp_path)) == 0
+    recording = lines.read(lines.path_of(name, tmp_path / harness.QUICK))
+    assert {line.ended for line in recording.lines} <= {lines.DONE, lines.REFUSED}
+    assert all("seed" in line.settings for line in recording.lines)
+    for table in experiment.tables(recording):
+        assert all(len(row) == len(table.head) for row in table.rows)
+        for form in FORMATS.values():
+            assert form(table)
+    for chart in experiment.charts(recording):
+        ElementTree.fromstring(canvas.FORMATS["svg"](chart))
+
+
+def test_the_command_is_recorded_without_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = ["x", "run", "fidelity", "--only", "pair=resnet18/cifar10", "--results", "/tmp/here"]
+    monkeypatch.setattr("sys.argv", asked)
+    told = "polo-lab run fidelity --only pair=resnet18/cifar10 --results here"
+    assert machine.command() == told
+
+
+def test_lines_are_values(tmp_path: Path) -> None:
+    line = Line("a", {"seed": 1}, lines.DONE, {"x": [1.0, float("inf")]}, {"t": 1.5}, note="n")
+    lines.add(tmp_path / "a.jsonl", line)
+    [found] = lines.read(tmp_path / "a.jsonl").lines
+    assert found.values == {"seed": 1, "x": [1.0, None], "t": 1.5}
