@@ -17,7 +17,18 @@ HERE = Path(__file__).resolve().parent
 def build() -> dict[str, str]:
     """The text of every vector file by name."""
     sys.path.insert(0, str(HERE.parent))
-    from vectors import documents, handover, logs, marks, recordings, replays, starts, trees
+    from vectors import (
+        documents,
+        handover,
+        logs,
+        marks,
+        recordings,
+        replays,
+        rollovers,
+        starts,
+        statements,
+        trees,
+    )
 
     makers = {
         "canonical": documents.canonical_json,
@@ -35,6 +46,7 @@ def build() -> dict[str, str]:
         "reading": marks.reading_json,
         "recipe": replays.recipe_json,
         "replay": recordings.replay_json,
+        "rollover": rollovers.rollover_json,
         "root": trees.root_json,
         "schemes": marks.schemes_json,
         "seed": marks.seed_json,
@@ -42,6 +54,7 @@ def build() -> dict[str, str]:
         "start": starts.start_json,
         "terms": documents.terms_json,
         "transfer": handover.transfer_json,
+        "uniqueness": statements.uniqueness_json,
     }
     return {
         f"{name}.json": json.dumps(make(), indent=1, sort_keys=True) + "\n"

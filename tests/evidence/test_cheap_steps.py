@@ -57,21 +57,28 @@ def effect(verdict: Any) -> Any:
     return found
 
 
+@pytest.mark.parametrize("tolerance", [0, 20_000])
 def test_samples_that_move_nothing_are_no_effort(
-    task: Any, train: Callable[..., Any], recipe_of: Callable[..., Any], tmp_path: Path
+    tolerance: int,
+    task: Any,
+    train: Callable[..., Any],
+    recipe_of: Callable[..., Any],
+    tmp_path: Path,
 ) -> None:
     # Without a weight that is zero: to such a one the smallest gradient is a move.
     faint = Faint(type(task)(plain_model))
-    made = train(tmp_path / "proof", task=faint, recipe=recipe_of(momentum=0.0))
+    recipe = recipe_of(momentum=0.0, tolerance=tolerance)
+    made = train(tmp_path / "proof", task=faint, recipe=recipe)
     verdict = made.replayed(tmp_path / "answer")
     assert verdict.outcome is Outcome.REJECTED
     assert (effect(verdict).status, effect(verdict).figures["changed"]) == (Status.FAILED, 0)
 
 
+@pytest.mark.parametrize("tolerance", [0, 20_000])
 def test_samples_that_teach_change_their_step(
-    task: Any, train: Callable[..., Any], recipe_of: Callable[..., Any], tmp_path: Path
+    tolerance: int, train: Callable[..., Any], recipe_of: Callable[..., Any], tmp_path: Path
 ) -> None:
-    made = train(tmp_path / "proof", recipe=recipe_of(momentum=0.0))
+    made = train(tmp_path / "proof", recipe=recipe_of(momentum=0.0, tolerance=tolerance))
     verdict = made.replayed(tmp_path / "answer")
     assert verdict.outcome is Outcome.ACCEPTED, verdict.headline()
     assert effect(verdict).figures["changed"] == 1

@@ -10,7 +10,7 @@ import torch
 
 from polo.checks import Check
 from polo.evidence.replay import platform
-from polo.evidence.replay.engine import _share
+from polo.evidence.replay.contrast import share
 from polo.evidence.replay.likeness import nearest
 from polo.evidence.replay.motion import Motion
 from polo.evidence.replay.teaching import Teaching
@@ -198,6 +198,6 @@ def test_exchanges_that_drown_in_what_is_forgiven_do_not_count(
 
 def test_an_exchange_that_ends_in_no_number_shows_nothing() -> None:
     here, before = {"w": torch.ones(2)}, {"w": torch.zeros(2)}
-    assert _share(here, {"w": torch.tensor([1.0, torch.nan])}, before) == 0
-    assert _share(here, {"w": torch.tensor([1.0, torch.inf])}, before) == 0
-    assert _share(here, {"w": torch.tensor([1.0, 2.0])}, before) == pytest.approx(0.5**0.5)
+    assert share(here, {"w": torch.tensor([1.0, torch.nan])}, before) == 0
+    assert share(here, {"w": torch.tensor([1.0, torch.inf])}, before) == 0
+    assert share(here, {"w": torch.tensor([1.0, 2.0])}, before) == pytest.approx(0.5**0.5)

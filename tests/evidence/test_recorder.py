@@ -102,6 +102,25 @@ def test_every_boundary_and_move_is_what_is_found_at_once(
     assert (one._notary._hasher._process is not None) == (large == 1)
 
 
+def test_a_state_whose_digests_are_known_is_not_hashed(
+    begin: Begin, recorder: Callable[..., Recorder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed: list[int] = []
+    digest = Notary._digest
+    monkeypatch.setattr(
+        Notary, "_digest", lambda self, *image: hashed.append(1) or digest(self, *image)
+    )
+    run = begin("buffers", "adam").steps(1)
+    one, known, before = recorder(run), Boundary(b"k" * 32, b"n" * 32), run.copies()
+    one.start(known)
+    train(run, one, 3)
+    found = one.finish()
+    assert found.boundaries == (known, digests(run))
+    assert len(hashed) == 2
+    right = state.moves(trained(run, before), trained(run, run.copies()))
+    assert found.moves[0] == pytest.approx(right, rel=1e-9, abs=2)
+
+
 @pytest.mark.parametrize("large", [memory.LARGE, 1], ids=["threads", "process"])
 def test_what_is_on_several_devices_is_brought_together(
     large: int, begin: Begin, recorder: Callable[..., Recorder], monkeypatch: pytest.MonkeyPatch

@@ -232,9 +232,13 @@ def test_all_checkpoints_must_be_kept(
 def test_terms_that_let_checkpoints_go_decide_nothing(
     train: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An issuer may forget to ask for them; then records hang in the air."""
+    """An issuer may forget to ask for them; who lets them go has records that hang in the air."""
     real = polo.make_terms
     monkeypatch.setattr(polo, "make_terms", lambda *a, **o: _any_history(real(*a, **o)))
+    with pytest.raises(TermsError, match="takes all checkpoints"):
+        train(tmp_path / "refused", retention="thin")
+    # Another prover than ours may not look.
+    monkeypatch.setattr("polo.prover.options.replays", lambda _: True)
     made = train(tmp_path / "proof", retention="thin")
     verdict = made.verify()
     assert verdict.outcome is Outcome.UNDECIDED

@@ -1,4 +1,4 @@
-"""A second reader of logs, after sections 18 and 19 of docs/protocol.md; nothing of PoLO in it."""
+"""A second reader of logs, after sections 18 to 20 of docs/protocol.md; nothing of PoLO in it."""
 
 import base64
 import hashlib
@@ -185,3 +185,38 @@ def is_included(item, entry_bytes, log, origin):
     except RefusedError:
         return False
     return same and found == origin and size == item["size"]
+
+
+# Section 20
+
+
+STATEMENT = {
+    "format", "enrolment", "root", "origin", "size", "chains", "unread", "time", "claims",
+    "signature",
+}  # fmt: skip
+COUNTS = ("size", "chains", "unread", "time")
+
+
+def read_statement(data):
+    found = json.loads(data)
+    need(found.keys() == STATEMENT, "other fields")
+    need(found["format"] == "polo/uniqueness/1", "another format")
+    need(all(type(found[name]) is int and 0 <= found[name] < 2**53 for name in COUNTS), "a count")
+    need(len(found["claims"]) <= 1000, "too many claims")
+    for claim in found["claims"]:
+        need(claim.keys() == {"enrolment", "earlier", "relation", "rarity"}, "other fields")
+        need(claim["relation"] in ("own", "parent", "none"), "a relation")
+        need(type(claim["earlier"]) is bool and 0 <= claim["rarity"] <= 10**9, "a claim")
+    return found
+
+
+def is_unique(found, manifest, signed_by, digest):
+    """Whether the check of the level passes; the two functions are those of section 3."""
+    enrolment, last = manifest["enrolment"], manifest["shards"][-1]
+    if not signed_by(found, enrolment["issuer"]):
+        return False
+    if (found["enrolment"], found["root"]) != (digest(enrolment).hex(), last["root"]):
+        return False
+    if last["receipt"] is not None and found["size"] <= last["receipt"]["index"]:
+        return False
+    return not any(c["earlier"] and c["relation"] == "none" for c in found["claims"])

@@ -12,7 +12,8 @@ from polo.protocol import entries, log_notes, log_tiles, log_tree, merkle, nonce
 from polo.protocol.entries import Entry, Inclusions
 from polo.protocol.log_notes import Note, NoteKey
 from polo.protocol.log_tiles import Tile
-from polo.protocol.records import Enrolment, Receipt, Shard
+from polo.protocol.records import Enrolment, Manifest, Receipt, Shard
+from polo.protocol.uniqueness import Uniqueness
 
 VERIFIER = Ed25519Verifier()
 
@@ -174,3 +175,35 @@ def is_included(shown, notes):
     except PoloError:
         return False
     return shown.size == head.size
+
+
+def test_statements_on_other_chains(vector, own, second, tmp_path):
+    from polo.evidence.uniqueness import uniqueness
+    from polo.storage.folder import ProofFolder, uniqueness_path
+
+    found = vector("uniqueness")
+    manifest = Manifest.from_bytes(found["manifest"].encode(), "vector")
+    place = uniqueness_path(1)
+    (tmp_path / place).parent.mkdir(parents=True)
+    assert len(found["statements"]) == 11
+    for case in found["statements"]:
+        data = case["statement"].encode()
+        (tmp_path / place).write_bytes(data)
+        (check,) = uniqueness(ProofFolder(tmp_path), manifest, [place])
+        assert (check.name, check.status.value) == ("unique", case["ends"]), case["name"]
+        plain = own.read_statement(data)
+        passed = own.is_unique(
+            plain, json.loads(found["manifest"]), second.signed_by, second.digest
+        )
+        assert passed == (case["ends"] == "passed"), case["name"]
+    first = Uniqueness.from_bytes(found["statements"][0]["statement"].encode(), "vector")
+    assert first.message().decode() == found["message"]
+    assert second.message(first.to_json()) == first.message()
+
+
+def test_statements_that_are_none(vector, own):
+    for case in vector("uniqueness")["unread"]:
+        with pytest.raises(FormatError):
+            Uniqueness.from_bytes(case["statement"].encode(), "vector")
+        with pytest.raises(own.RefusedError):
+            own.read_statement(case["statement"])

@@ -219,3 +219,14 @@ def test_shard_ticks_are_few_and_inside(last: int) -> None:
     assert 1 <= len(found) <= 11
     assert found == sorted(set(found))
     assert (found[0] >= 1, found[-1] <= last) == (True, True)
+
+
+def test_the_words_of_a_floor_cross_none_of_its_steps() -> None:
+    floor = {shard: 0.3 + 0.1 * shard for shard in range(1, 7)}
+    points = [Point(shard, 0.95, Status.PASSED) for shard in floor]
+    root = parsed(Chart("x", points, floor=floor, limit="the terms' floor"))
+    stairs = having(root, "floor")[0].get("d", "")
+    steps = [float(y) for y in re.findall(r"[V ]([\d.]+)", stairs)]
+    words = float(having(root, "limit")[0].get("y", "nan"))
+    # Six steps over 254 units: the words are about as wide as the last two.
+    assert not min(steps[-2:]) - 2 < words < max(steps[-2:]) + 8

@@ -63,15 +63,17 @@ def parse(data: bytes, *, place: str, limit: int = MAX_DOCUMENT_BYTES) -> Any:
 
 def _check(value: Any, depth: int) -> bool:
     """Refuse what has no place in a record; whether all keys are ASCII."""
-    if not isinstance(value, (dict, list, tuple)):
+    named = isinstance(value, dict)
+    if not named and not isinstance(value, (list, tuple)):
         _check_scalar(value)
         return True
     if depth >= MAX_DEPTH and value:
         raise LimitError(f"nested deeper than {MAX_DEPTH}")
-    plain = not isinstance(value, dict) or _ascii_keys(value)
-    for item in value.values() if isinstance(value, dict) else value:
-        # Strings are what records hold most of; a call for each of them would take long.
-        if type(item) is not str:
+    plain = not named or _ascii_keys(value)
+    for item in value.values() if named else value:
+        # Strings and small numbers are what records hold most of; a call for each takes long.
+        kind = type(item)
+        if kind is not str and not (kind is int and abs(item) <= MAX_SAFE_INTEGER):
             plain &= _check(item, depth + 1)
     return plain
 

@@ -46,12 +46,18 @@ def sealing_file(shard: int) -> str:
     return f"{shard:06d}-sealing.model.safetensors"
 
 
+def sealed_file(shard: int) -> str:
+    """Name of the file of an answer that shows W_x, where it is asked for while x is the newest."""
+    return f"{shard:06d}-sealed.model.safetensors"
+
+
 @dataclass(frozen=True)
 class Challenge(Record):
     """The segments and sealings that a verifier has drawn from a signed proof.
 
     Attributes:
-        proof: Digest of the manifest they were drawn from.
+        proof: Digest of the manifest they were drawn from; of what a registry draws while the chain
+            grows, the leaf of the newest shard's entry in its log.
         segments: Segments to show, sorted, each once.
         sealings: Shards whose sealing to show, sorted, each once.
         ends: Whether the states at the ends of the segments are wanted, too: where the

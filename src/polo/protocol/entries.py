@@ -22,6 +22,9 @@ MAX_CHECKPOINT = 16 * 1024
 """Characters of a signed checkpoint of the log, with all cosignatures."""
 
 
+_LENGTH = 4
+
+
 @dataclass(frozen=True)
 class Entry(SignedRecord):
     """One commitment, as the log holds it.
@@ -75,6 +78,23 @@ class Entry(SignedRecord):
 def leaf_hash(entry: bytes) -> bytes:
     """The leaf hash of an entry's bytes (RFC 6962)."""
     return hashlib.sha256(b"\x00" + entry).digest()
+
+
+def with_opening(entry: bytes, opening: bytes) -> bytes:
+    r"""An entry and the file of its opening, as they travel in one request.
+
+    >>> with_opening(b"{}", b"opening")
+    b'\x00\x00\x00\x02{}opening'
+    """
+    return len(entry).to_bytes(_LENGTH, "big") + entry + opening
+
+
+def without_opening(data: bytes) -> tuple[bytes, bytes]:
+    """The entry and the opening in what `with_opening` gave; their bytes are not looked at."""
+    end = _LENGTH + int.from_bytes(data[:_LENGTH], "big")
+    if len(data) <= end:
+        raise FormatError("an entry and an opening, each whole, are expected", place="body")
+    return data[_LENGTH:end], data[end:]
 
 
 def secret_commitment(secret: bytes) -> bytes:

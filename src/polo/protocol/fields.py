@@ -8,6 +8,7 @@ Specification: docs/protocol.md, section 3.
 """
 
 import dataclasses
+import functools
 import re
 from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol, Self
@@ -16,6 +17,7 @@ from polo.errors import FormatError, LimitError
 from polo.protocol import canonical
 
 _HEX = re.compile("[0-9a-f]*")
+_compiled = functools.cache(re.compile)
 
 
 class Field(Protocol):
@@ -72,7 +74,7 @@ class Text:
         """See `Field`."""
         if not isinstance(value, str) or len(value) > self.most:
             raise FormatError(f"expected a string of at most {self.most} characters", place=place)
-        if not re.fullmatch(self.pattern, value):
+        if not _compiled(self.pattern).fullmatch(value):
             raise FormatError(f"{value[:80]!r} is not of the form {self.pattern}", place=place)
         return value
 
@@ -198,6 +200,7 @@ class Nested:
 
 
 _FIELDS: dict[type["Record"], dict[str, Field]] = {}
+_NAMES: dict[type["Record"], frozenset[str]] = {}
 
 
 def _fields(record: type["Record"]) -> dict[str, Field]:
@@ -206,6 +209,21 @@ def _fields(record: type["Record"]) -> dict[str, Field]:
         found = dataclasses.fields(record)  # type: ignore[arg-type]
         _FIELDS[record] = {field.name: field.metadata["polo"] for field in found}
     return _FIELDS[record]
+
+
+def _names(record: type["Record"]) -> frozenset[str]:
+    """The names that a record's JSON has."""
+    if record not in _NAMES:
+        _NAMES[record] = frozenset([*_fields(record), *(["format"] if record.FORMAT else [])])
+    return _NAMES[record]
+
+
+def _other_fields(value: dict[Any, Any], known: frozenset[str], place: str) -> FormatError:
+    if unknown := value.keys() - known:
+        # Not every object comes from JSON, where all names are strings.
+        first = min(map(str, unknown))[:80]
+        return FormatError(f"unknown field {first!r}", place=place)
+    return FormatError(f"field {min(known - value.keys())!r} is missing", place=place)
 
 
 class Record:
@@ -223,7 +241,7 @@ class Record:
         if not isinstance(value, dict):
             raise FormatError("expected an object", place=place)
         fields = _fields(cls)
-        known = set(fields) | ({"format"} if cls.FORMAT else set())
+        known = _names(cls)
         if cls.FORMAT and value.get("format") != cls.FORMAT:
             found = str(value.get("format"))[:80]
             raise FormatError(
@@ -231,12 +249,8 @@ class Record:
                 place=place,
                 advice="A newer format needs a newer release of PoLO.",
             )
-        if unknown := value.keys() - known:
-            # Not every object comes from JSON, where all names are strings.
-            first = min(map(str, unknown))[:80]
-            raise FormatError(f"unknown field {first!r}", place=place)
-        if missing := known - value.keys():
-            raise FormatError(f"field {min(missing)!r} is missing", place=place)
+        if value.keys() != known:
+            raise _other_fields(value, known, place)
         inside = f"{place}." if ":" in place else f"{place}: "
         return cls(**{n: field.read(value[n], inside + n) for n, field in fields.items()})
 

@@ -58,16 +58,16 @@ def inclusion(index: int, size: int, lookup: Lookup) -> list[bytes]:
     if not 0 <= index < size:
         raise FormatError(f"entry {index} asked of a log of {size}")
     path: list[bytes] = []
-    low, high = 0, size
-    while high - low > 1:
-        middle = _split(low, high)
-        if index < middle:
-            path.append(_over(middle, high, lookup))
-            high = middle
-        else:
-            path.append(_over(low, middle, lookup))
-            low = middle
-    return path[::-1]
+    level, at, last = 0, index, size - 1
+    while last:
+        beside = at ^ 1
+        if beside < last or (beside == last and not size & ((1 << level) - 1)):
+            path.append(lookup(level, beside))
+        elif beside == last:  # The last one is not complete.
+            path.append(_over(beside << level, size, lookup))
+        # Else there is nothing beside it, and it goes up as it is.
+        level, at, last = level + 1, at >> 1, last >> 1
+    return path
 
 
 def root_from_inclusion(

@@ -25,9 +25,9 @@ NONCE_BYTES = 16
 MAX_HEADER = 512
 MAX_TARGET = 8192
 
-_METHOD = r"[A-Z]{1,16}"
-_ORIGIN = r"[!-~]{1,256}"
-_TARGET = r"/[!-~]*"
+_METHOD = re.compile(r"[A-Z]{1,16}")
+_ORIGIN = re.compile(r"[!-~]{1,256}")
+_TARGET = re.compile(r"/[!-~]*")
 _HEADER = re.compile(
     r"PoLO key=([0-9a-f]{64}),time=(0|[1-9][0-9]{0,14}),"
     r"nonce=([0-9a-f]{32}),signature=([0-9a-f]{128})"
@@ -93,7 +93,7 @@ def message(
     """
     parts = (("method", method, _METHOD), ("origin", origin, _ORIGIN), ("path", target, _TARGET))
     for name, value, pattern in parts:
-        if len(value) > MAX_TARGET or not re.fullmatch(pattern, value):
+        if len(value) > MAX_TARGET or not pattern.fullmatch(value):
             raise FormatError(f"{value[:80]!r} is no {name} of a request", place="request")
     if len(body_digest) != 32 or len(nonce) != NONCE_BYTES:
         raise FormatError("the digest has 32 bytes and the nonce 16", place="request")
@@ -110,5 +110,23 @@ def sign(
     signer: Signer, method: str, origin: str, target: str, body: bytes, *, time: int, nonce: bytes
 ) -> str:
     """The value of the `Authorization` header for one request; see `message`."""
-    signed = message(method, origin, target, body_digest(body), time, nonce)
+    return sign_over(signer, method, origin, target, body_digest(body), time=time, nonce=nonce)
+
+
+def sign_over(
+    signer: Signer, method: str, origin: str, target: str, digest: bytes, *, time: int, nonce: bytes
+) -> str:
+    """The same for a body of which only the digest is at hand, such as a large file."""
+    signed = message(method, origin, target, digest, time, nonce)
     return Authorization(signer.public_key, time, nonce, signer.sign(signed)).header()
+
+
+def rotation_message(identity: str, old: bytes, new: bytes) -> bytes:
+    """What the new key of an identity signs, so that nobody rotates to a key they do not hold.
+
+    Args:
+        identity: The identity's id, in hexadecimal.
+        old: The raw public key that counts now.
+        new: The one that is to count.
+    """
+    return f"polo rotation 1\n{identity}\n{old.hex()}\n{new.hex()}".encode()

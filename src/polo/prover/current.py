@@ -19,6 +19,7 @@ from polo.prover.results import Progress, Timings
 from polo.prover.sealing import Effort, Evaluate
 from polo.prover.shards import Sealer
 from polo.prover.training import Training
+from polo.storage import received
 from polo.storage.folder import ProofFolder
 from polo.storage.writer import ProofWriter
 
@@ -73,6 +74,7 @@ class CurrentShard:
         self._embedder: Embedder | None = None
         self._steps = 0
         self._shard = 0
+        self._closed = False
         self.evaluate: Evaluate | None = None
         self.nonce: Nonce | None = None
         self.epochs = self.total = 0
@@ -121,6 +123,7 @@ class CurrentShard:
     def hook(self, training: Training) -> None:
         """Press the mark in every step of an optimizer, from now on."""
         self._training = training
+        self._closed = received.is_closed(self._writer.state_path)
         self._place()
         self._receive()
         self._monitor.checked(self._steps, self.total)
@@ -186,6 +189,13 @@ class CurrentShard:
             self._recording.begin(seed, first=shard == 1)
 
     def _before_step(self, scale: torch.Tensor | float) -> None:
+        if self._closed:
+            raise ChainError(
+                "the chain is closed at its registry, so no step more can be part of it",
+                place=str(self._writer.path),
+                advice="The proof is whole; leave it as it is. To train on from its model, enrol "
+                "again with --parent, and give another store.",
+            )
         self._catch_up()
         if self._embedder is None:
             return

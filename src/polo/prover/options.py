@@ -1,6 +1,7 @@
 """Options of a prover, held against the terms before anything is written."""
 
 from polo.errors import TermsError
+from polo.evidence.receipts.rules import replays
 from polo.protocol.detection import MILLION
 from polo.protocol.records import MAX_SHARDS, Retention, Terms
 from polo.storage import delta
@@ -62,6 +63,12 @@ def checked_retention(terms: Terms, kept: str | int, *, deltas: bool, live: bool
         retention.kind == "thin" or retention.every > 1
     ):
         raise TermsError("the terms ask for all checkpoints", advice="Keep them: retention='all'.")
+    replayed = any(item.level == "replay" for item in terms.evidence)
+    if replayed and not replays(terms) and (retention.kind == "thin" or retention.every > 1):
+        raise TermsError(
+            "steps are drawn when the proof is closed, from any shard, which takes all checkpoints",
+            advice="Keep them: retention='all'.",
+        )
     return retention
 
 

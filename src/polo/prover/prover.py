@@ -9,7 +9,15 @@ from typing import Any, NoReturn
 import torch
 
 from polo.client.enrolled import LiveEnrolment, load_enrolment
-from polo.errors import ChainError, OutageError, SignatureError, StoreError, TermsError
+from polo.errors import (
+    ChainError,
+    DistrustError,
+    RegistryError,
+    SignatureError,
+    StoreError,
+    TermsError,
+)
+from polo.evidence.receipts.rules import replays
 from polo.evidence.replay.data import DataSource
 from polo.evidence.replay.order import Sampler
 from polo.evidence.replay.recipe import Recipe
@@ -17,6 +25,7 @@ from polo.keys import Identity
 from polo.protocol import signing
 from polo.protocol.records import Shard
 from polo.prover import resuming
+from polo.prover.answering import Answering, task_for
 from polo.prover.attachment import Attachment
 from polo.prover.current import CurrentShard
 from polo.prover.options import checked_interval, checked_retention, checked_sigma
@@ -30,6 +39,7 @@ from polo.prover.training import Training, refuse_several_ranks
 from polo.receipts import EnrolmentSource
 from polo.storage.folder import ProofFolder
 from polo.storage.writer import ProofWriter
+from polo.tasks import Task
 from polo.weights.checkpoint import checkpoint_of
 from polo.weights.hashing import commit
 
@@ -71,6 +81,8 @@ class Prover:
         data: The training data, where the terms ask for replay; batches then come from `sampler`
             and learning rates from the terms.
         registry: Address of the registry, if it is another than the enrolment names.
+        task: The task, where a registry may draw steps while the chain grows: they are run again
+            before the receipt comes. By default the registered one that the terms name.
         on_outage: While a registry's receipt is missing: `go on` training without a mark, `wait`
             for it, or `stop` with an error once the registry cannot be reached. Under replay the
             order of samples comes with the receipt, so that going on means to wait.
@@ -88,6 +100,7 @@ class Prover:
         check_every: int | None = None,
         on_seal: Sequence[Callable[[Shard], None]] = (),
         data: DataSource | None = None,
+        task: Task | None = None,
         registry: str | None = None,
         on_outage: str = "go on",
     ) -> None:
@@ -110,12 +123,19 @@ class Prover:
         self._recording = recording_of(self.terms, data)
         every = checked_interval(check_every, replayed=self._recording is not None)
         live = self.enrolment.nonces.kind == "live"
+        replaying = task_for(self.terms, task) if replays(self.terms) else None
         kept = checked_retention(self.terms, retention, deltas=deltas, live=live)
         self._writer = ProofWriter(store, signer, kept)
         if isinstance(enrolment, LiveEnrolment):
             enrolment.remember(self._writer.state_path, registry)
         self._receiving = Receiving(
-            self._nonces, self._writer, on_outage=on_outage, needed=self._recording is not None
+            self._nonces,
+            self._writer,
+            on_outage=on_outage,
+            needed=self._recording is not None,
+            answering=Answering(self._writer.path, replaying, data, signer)
+            if replaying and data
+            else None,
         )
         self._current = CurrentShard(
             self.enrolment,
@@ -280,7 +300,8 @@ class Prover:
             evaluate: Measures the model; called on the sealed weights.
             seal: False leaves the tail outside, as is right where the model holds other weights by
                 now than those that were trained last.
-            wait: Most seconds to wait for the last receipt.
+            wait: Most seconds to wait for the last receipt, and then as long again for witnesses,
+                where the terms name some.
         """
         if not self._started:
             raise ChainError("finish() before attach(): there is nothing to prove")
@@ -298,7 +319,7 @@ class Prover:
         self._finished = True
         self._writer.close()
         try:
-            self._hand_in(settled=settled)
+            self._hand_in(wait, settled=settled)
         finally:
             self.close()
         if steps:
@@ -315,17 +336,20 @@ class Prover:
             self._recording.close()
         self._writer.close()
 
-    def _hand_in(self, *, settled: bool) -> None:
+    def _hand_in(self, wait: float, *, settled: bool) -> None:
         """Close the chain at the registry, or say that it is still to be done."""
         trouble = "" if settled else self._nonces.trouble or "the last receipt has not come"
         if settled:
             try:
-                self._nonces.finish(self._writer.path)
-            except OutageError as error:
-                trouble = str(error)
+                self._nonces.finish(self._writer.path, wait=wait)
+            except DistrustError:
+                raise
+            except RegistryError as error:
+                # Training is over and nothing is lost: no reason to end the program.
+                trouble = error.diagnostics()
         if trouble:
             warnings.warn(
-                f"the proof is finished, but not closed at the registry ({trouble}); later: "
+                f"the proof is finished, but not closed at the registry: {trouble}\n  later: "
                 f"polo submit {self._writer.path} --key KEY",
                 ReceiptWarning,
                 stacklevel=3,

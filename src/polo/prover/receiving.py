@@ -5,9 +5,11 @@ import logging
 import time
 import warnings
 from concurrent.futures import Future
+from dataclasses import replace
 
 from polo.errors import OutageError, TermsError
 from polo.protocol.records import Nonce
+from polo.prover.answering import Answering
 from polo.receipts import Answer, NonceSource, answered
 from polo.storage.writer import ProofWriter
 
@@ -38,10 +40,17 @@ class Receiving:
         writer: The store.
         on_outage: What to do while no receipt comes: `go on` without a mark, `wait`, or `stop`.
         needed: Whether training cannot go on without the nonce, as under replay.
+        answering: Runs steps again that a registry draws before it gives a receipt.
     """
 
     def __init__(
-        self, nonces: NonceSource, writer: ProofWriter, *, on_outage: str, needed: bool
+        self,
+        nonces: NonceSource,
+        writer: ProofWriter,
+        *,
+        on_outage: str,
+        needed: bool,
+        answering: Answering | None = None,
     ) -> None:
         if on_outage not in ON_OUTAGE:
             raise TermsError(f"on_outage {on_outage!r}: use {', '.join(map(repr, ON_OUTAGE))}")
@@ -49,6 +58,7 @@ class Receiving:
         self._writer = writer
         self._on_outage = on_outage
         self._needed = needed
+        self._answering = answering
         self._open: Future[Answer] | None = None
         self._asked = 0.0
         self._warned = False
@@ -62,7 +72,8 @@ class Receiving:
         """Commit to the newest shard, or to the start; what is known already is not asked for."""
         kept = self._writer.answer()
         if kept is None:
-            self._open = self._nonces.commit(self._writer.submission())
+            respond = self._answering.ask if self._answering else None
+            self._open = self._nonces.commit(replace(self._writer.submission(), respond=respond))
         else:
             self._open = answered(kept)
         self._asked = time.monotonic()
@@ -84,8 +95,7 @@ class Receiving:
         """Wait for the answer to the last commitment; whether it came."""
         if self._open is None:
             return True
-        concurrent.futures.wait([self._open], timeout=seconds)
-        if not self._open.done():
+        if not self._wait(self._open, seconds):
             return False
         self._bring_in(self._open.result())
         return True
@@ -96,6 +106,8 @@ class Receiving:
         newest = manifest.shards[-1] if manifest.shards else manifest.start
         if answer.receipt and newest.receipt is None:
             self._writer.complete(answer)
+        if self._answering:
+            self._answering.clear()
         if self._warned:
             logger.warning("the receipt of shard %d has come", len(manifest.shards))
         self._open, self._warned = None, False
@@ -104,7 +116,7 @@ class Receiving:
     def _let_come(self, future: "Future[Answer]") -> None:
         """Wait as long as it is usual, or as the user wants."""
         grace = self._asked + GRACE - time.monotonic()
-        if future.done() or (grace > 0 and _wait(future, grace)):
+        if future.done() or (grace > 0 and self._wait(future, grace)):
             return
         if self._on_outage == "go on" and not self._needed:
             self._say("training goes on without a mark until it comes")
@@ -116,7 +128,17 @@ class Receiving:
                 )
             why = "the order of samples comes from it, so " if self._needed else ""
             self._say(f"{why}training waits for it")
-            _wait(future, _LOOK)
+            self._wait(future, _LOOK)
+
+    def _wait(self, future: "Future[Answer]", seconds: float) -> bool:
+        """Wait for an answer, and run steps again meanwhile if they are asked for."""
+        until = time.monotonic() + seconds
+        while not future.done() and (left := until - time.monotonic()) > 0:
+            if self._answering:
+                self._answering.work()
+                left = min(left, _LOOK)
+            concurrent.futures.wait([future], timeout=left)
+        return future.done()
 
     @property
     def _shard(self) -> int:
@@ -136,8 +158,3 @@ class Receiving:
             ReceiptWarning,
             stacklevel=2,
         )
-
-
-def _wait(future: "Future[Answer]", seconds: float) -> bool:
-    concurrent.futures.wait([future], timeout=seconds)
-    return future.done()

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 from polo.errors import FormatError, StoreError
-from polo.protocol.challenge import ANSWER_FILE, PARTS, Challenge, sealing_file
+from polo.protocol.challenge import ANSWER_FILE, PARTS, Challenge, sealed_file, sealing_file
 from polo.storage.archive import ArchiveReader, ArchiveWriter
 from polo.weights.files import open_plain
 
@@ -18,7 +18,8 @@ from polo.weights.files import open_plain
 def names_of(challenge: Challenge) -> list[str]:
     """Names of all files that an answer can have, in order."""
     shown = [place.file(part) for place in challenge.segments for part in PARTS]
-    return sorted([ANSWER_FILE, *shown, *map(sealing_file, challenge.sealings)])
+    sealed = [name(shard) for name in (sealing_file, sealed_file) for shard in challenge.sealings]
+    return sorted([ANSWER_FILE, *shown, *sealed])
 
 
 def pack(folder: Path | str, challenge: Challenge, out: Path | str) -> None:

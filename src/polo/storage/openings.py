@@ -23,17 +23,20 @@ def encode(opening: Opening) -> bytes:
 
 
 def load(path: Path, layout: Layout, where: dict[int, Leaf], *, place: str) -> Opening:
-    """Read the opening of exactly the leaves in `where`.
+    """Read the opening of exactly the leaves in `where`; see `decode`."""
+    _, size = _shape(layout, where)
+    with open_plain(path) as file:
+        data = file.read(size + 1)
+    return decode(data, layout, where, place=place)
+
+
+def decode(data: bytes, layout: Layout, where: dict[int, Leaf], *, place: str) -> Opening:
+    """The opening of exactly the leaves in `where`.
 
     Everything about the file follows from the layout and the leaves, its size and its header
     too; a file that differs is refused before anything in it is used.
     """
-    data_size = sum(leaf.length for leaf in where.values())
-    hashes = merkle.multiproof_length(layout.leaf_count, list(where))
-    header = _header(len(where), data_size, hashes)
-    size = len(header) + 8 * len(where) + data_size + SIZE * hashes
-    with open_plain(path) as file:
-        data = file.read(size + 1)
+    header, size = _shape(layout, where)
     if len(data) != size or not data.startswith(header):
         raise FormatError("the opening does not have the size or header it must", place=place)
     at = len(header)
@@ -46,6 +49,14 @@ def load(path: Path, layout: Layout, where: dict[int, Leaf], *, place: str) -> O
         chunks[index] = data[at : at + leaf.length]
         at += leaf.length
     return Opening(chunks, tuple(data[i : i + SIZE] for i in range(at, size, SIZE)))
+
+
+def _shape(layout: Layout, where: dict[int, Leaf]) -> tuple[bytes, int]:
+    """The header that the opening of these leaves has, and its size."""
+    data_size = sum(leaf.length for leaf in where.values())
+    hashes = merkle.multiproof_length(layout.leaf_count, list(where))
+    header = _header(len(where), data_size, hashes)
+    return header, len(header) + 8 * len(where) + data_size + SIZE * hashes
 
 
 def _header(leaves: int, data_size: int, hashes: int) -> bytes:

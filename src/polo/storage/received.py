@@ -15,6 +15,8 @@ from polo.receipts import Answer
 from polo.storage import atomic
 from polo.weights.files import open_plain
 
+CLOSED_FILE = "closed"
+
 
 @dataclass(frozen=True)
 class KeptAnswer(Record):
@@ -43,6 +45,16 @@ def kept(state: Path, shard: int) -> Answer | None:
     with open_plain(path) as file:
         found = KeptAnswer.from_bytes(file.read(canonical.MAX_DOCUMENT_BYTES + 1), str(path))
     return Answer(found.receipt, found.nonce, found.inclusion)
+
+
+def note_closed(state: Path, manifest: bytes) -> None:
+    """Note that the registry has closed the chain, with a manifest of this digest."""
+    atomic.write(state / CLOSED_FILE, manifest.hex().encode())
+
+
+def is_closed(state: Path) -> bool:
+    """Whether the registry has closed the chain, as far as is known here."""
+    return (state / CLOSED_FILE).exists()
 
 
 def forget(state: Path, *, before: int) -> None:

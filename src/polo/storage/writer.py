@@ -43,6 +43,7 @@ from polo.storage.folder import (
     nonce_path,
     opening_path,
     receipts_path,
+    rest_path,
     state_path_of,
     uniqueness_path,
 )
@@ -210,6 +211,9 @@ class ProofWriter:
             start = replace(manifest.start, receipt=answer.receipt)
             self._commit(replace(manifest, start=start))
         received.forget(self.state_path, before=number)
+        if number and self.retention.kind == "thin":
+            # With the checkpoint that it belongs to gone, nobody can compute anything from it.
+            (self.state_path / rest_path(number - 1)).unlink(missing_ok=True)
 
     def _inclusions(self, answer: Answer, number: int) -> Inclusions | None:
         """What shows a shard in the log; with the first shard the start, which has no file."""

@@ -18,6 +18,7 @@ WIDTH, HEIGHT = 312, 204
 MOST_POINTS = 1500
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 12, 16, 30
 _LANE = 24
+_LETTER = 6.3
 _VOID = frozenset({"meta", "br"})
 GLYPHS = {Status.PASSED: "✓", Status.FAILED: "✕", Status.UNDECIDED: "?", Status.NOTE: "i"}
 CLASSES = {
@@ -400,16 +401,21 @@ class _Frame:
         if chart.threshold is not None:
             y = self.y(chart.threshold)
             yield tag("line", class_="threshold", x1=_LEFT, x2=WIDTH - _RIGHT, y1=y, y2=y)
+            lines = [y]
         elif chart.floor:
             yield tag("path", class_="threshold floor", d=self._stairs(chart.floor))
-            y = self.y(chart.floor[max(chart.floor)])
+            left = WIDTH - _RIGHT - _LETTER * len(chart.limit)
+            near = [shard for shard in chart.floor if self.x(shard + 0.5) >= left]
+            lines = [self.y(chart.floor[shard]) for shard in near or [max(chart.floor)]]
         else:
             return
         if not chart.limit:
             return
-        # The words go to the side where values fail, which is mostly empty.
-        above = y - _TOP > 12 if chart.at_most else HEIGHT - _BOTTOM - y < 18
-        y += -6 if above else 14
+        # The words go to the side where values fail, which is mostly empty, and past all the
+        # steps of a floor that they would cross.
+        lowest, highest = max(lines), min(lines)
+        above = highest - _TOP > 12 if chart.at_most else HEIGHT - _BOTTOM - lowest < 18
+        y = highest - 6 if above else lowest + 14
         yield tag("text", chart.limit, class_="limit", x=WIDTH - _RIGHT, y=y, text_anchor="end")
 
     def _stairs(self, floor: Mapping[int, float]) -> str:

@@ -24,6 +24,10 @@ def replay(verdict: Verdict) -> list[Markup]:
     """Figures and the strip of level replay."""
     found = Replayed.of(verdict.checks)
     parts = tiles(_replay_tiles(found))
+    if found.grown:
+        parts.append(tag("p", _GROWN, class_="quiet"))
+        if found.grown[0] < found.grown[1]:
+            parts.append(tag("p", _some_only(found, *found.grown), class_="amber"))
     if found.records and (found.segments or found.sealings):
         moved = any(figure(check, "move") is not None for check in found.segments)
         parts.append(tag("h3", "The run, from its first step to its last"))
@@ -31,6 +35,11 @@ def replay(verdict: Verdict) -> list[Markup]:
         parts.append(tag("figure", strips.draw(_strip(found), "replay-strip")))
     return parts
 
+
+_GROWN = (
+    "The registry drew these by its own randomness, shard by shard, when each was in its log and "
+    "before its receipt. That they came out as recorded is its word."
+)
 
 _STRIP = "What was run again, shard by shard; numbers below are shards."
 _MOVES = (
@@ -55,7 +64,36 @@ def tiles(found: Iterator[Tile]) -> list[Markup]:
     return [tag("dl", *items, class_="figures")] if items else []
 
 
+def _some_only(found: Replayed, drawn: int, shards: int) -> str:
+    """That not every shard was drawn from, and what that lets pass."""
+    said = f"No step of {counted(shards - drawn, 'shard')} was run again"
+    if found.whole is not None:
+        chance = probability(found.whole)
+        said += f": by the terms, one that was never trained escapes with probability {chance}"
+    return f"{said}."
+
+
+def _grown_tiles(found: Replayed, drawn: int, shards: int) -> Iterator[Tile]:
+    run = figure(found.draw, "run") or 0
+    rate = probability(figure(found.draw, "rate") or 0.0)
+    yield "Shards drawn from", f"{drawn:,} of {shards:,}", f"each with probability {rate}", None
+    below = "all as recorded, and the sealings with them"
+    yield "Segments run again", f"{run:,.0f} of {found.total:,}", below, None
+    if found.whole is not None:
+        below = "probability that a shard without training is not caught"
+        yield "A whole shard faked escapes", probability(found.whole), below, None
+    if found.tenth is not None:
+        below = "probability; of all shards, or of the segments of each"
+        yield "A tenth faked escapes", probability(found.tenth), below, None
+    if found.single is not None:
+        below = "probability; the largest moves of a drawn shard cannot"
+        yield "One segment faked escapes", probability(found.single), below, None
+
+
 def _replay_tiles(found: Replayed) -> Iterator[Tile]:
+    if found.grown:
+        yield from _grown_tiles(found, *found.grown)
+        return
     if not found.segments:
         if found.total:
             below = f"{counted(found.steps, 'step')} in all"

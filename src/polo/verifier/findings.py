@@ -83,8 +83,31 @@ class Replayed:
         """Chance that who faked a single segment, no large move, escaped."""
         return figure(self.draw, "escape_single")
 
+    @property
+    def grown(self) -> tuple[int, int] | None:
+        """Shards that were drawn from while the chain grew, and all of them; None if none was."""
+        drawn, shards = (figure(self.draw, name) for name in ("grown", "shards"))
+        return None if drawn is None or shards is None else (int(drawn), int(shards))
+
+    @property
+    def whole(self) -> float | None:
+        """Chance that a whole faked shard escaped, where shards were drawn from as they came."""
+        return figure(self.draw, "escape_shard")
+
+    def _grown(self, drawn: int, shards: int) -> str:
+        """What was run again while the chain grew, in a few words."""
+        run = int(figure(self.draw, "run") or 0)
+        segments, all_shards = counted(self.total, "segment"), counted(shards, "shard")
+        return f"{run} of {segments} run again while the chain grew, in {drawn} of {all_shards}"
+
     def figures(self) -> str:
         """Its figures, in one line."""
+        if self.grown:
+            said = self._grown(*self.grown)
+            if self.whole is not None and self.single is not None:
+                said += f"; a whole shard faked escapes with {probability(self.whole)}"
+                said += f", one segment with {probability(self.single)}"
+            return said
         said = f"{len(self.segments)} of {counted(self.total, 'segment')}"
         if self.steps and (steps := figure(self.draw, "steps")):
             said += f" ({steps / self.steps:.1%} of all steps)"
@@ -96,6 +119,11 @@ class Replayed:
 
     def sentence(self) -> str:
         """What was run again and came out, and who escapes; for where all of it passed."""
+        if self.grown:
+            said = self._grown(*self.grown)
+            if self.whole is not None:
+                said += f"; a whole shard faked escapes with probability {probability(self.whole)}"
+            return said
         run = len(self.segments)
         exact = "all to the bit" if self.exact == run else f"{self.exact} to the bit"
         if self.exact < run:

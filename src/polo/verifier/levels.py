@@ -100,7 +100,12 @@ def by_weight(checks: Iterable[Check]) -> list[Check]:
 
 
 def gaps(
-    levels: Collection[str], start: str, single: float | None, *, witnessed: bool = True
+    levels: Collection[str],
+    start: str,
+    single: float | None,
+    *,
+    whole: float | None = None,
+    witnessed: bool = True,
 ) -> Iterator[tuple[str, str]]:
     """What the levels together do not show: pairs of a level and what it leaves open.
 
@@ -108,6 +113,7 @@ def gaps(
         levels: Levels that hold.
         start: How the chain starts: `free`, `parent` or `derived`.
         single: Chance that a single faked segment escaped the draw of level replay.
+        whole: Chance that a whole faked shard escaped, where shards were drawn from as they came.
         witnessed: Whether others than the registry saw its log, where receipts were asked for.
     """
     if "replay" in levels and start in _STARTS:
@@ -117,6 +123,9 @@ def gaps(
             yield level, text.does_not_show
     if "receipts" in levels and not witnessed:
         yield "receipts", _UNWITNESSED
+    if "replay" in levels and whole:
+        words = "every shard: the registry drew from some of them, and one that was faked escapes "
+        yield "replay", f"{words}with probability {probability(whole)}"
     if "replay" in levels and single:
         words = "every segment: a single one that was faked, and is not among the largest moves, "
         yield "replay", f"{words}escapes with probability {probability(single)}"

@@ -205,8 +205,11 @@ class Verdict:
 
     def gaps(self) -> list[tuple[str, str]]:
         """What an accepted verdict does not show, by the level that leaves it open."""
-        single, witnessed = Replayed.of(self.checks).single, Logged.of(self.checks).witnessed
-        return list(levels.gaps(self.levels, self.start, single, witnessed=witnessed))
+        replayed, witnessed = Replayed.of(self.checks), Logged.of(self.checks).witnessed
+        found = levels.gaps(
+            self.levels, self.start, replayed.single, whole=replayed.whole, witnessed=witnessed
+        )
+        return list(found)
 
     def closers(self) -> dict[str, str]:
         """What terms could have asked for besides, with what it would have shown."""

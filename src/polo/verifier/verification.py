@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,6 +60,7 @@ def verify(
     model: str | Path | None = None,
     challenge: Challenge | None = None,
     answer: str | Path | None = None,
+    streamed: Mapping[int, int] | None = None,
     listener: Listener | None = None,
 ) -> Verdict:
     """Check a proof offline.
@@ -74,6 +75,8 @@ def verify(
             `final_only` the model to look for marks in.
         challenge: What you drew to be run again, where the terms ask for replay.
         answer: Folder of the prover's answer to it.
+        streamed: For a registry: the segments that it drew and ran again while the chain grew, by
+            shard, all of which came out as recorded.
         listener: Hears about progress.
 
     Returns:
@@ -84,7 +87,7 @@ def verify(
     policy = policy or Policy()
     if policy.final_only:
         return verify_final(Path(proof), trusted, Path(model) if model else None, policy)
-    request = Request(challenge, Path(answer) if answer else None, policy.device)
+    request = Request(challenge, Path(answer) if answer else None, policy.device, streamed)
     run = _Run(Path(proof), trusted, task, policy, listener or (lambda *_: None), request)
     try:
         for check in run.checks(Path(model) if model else None):

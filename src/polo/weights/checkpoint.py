@@ -206,7 +206,7 @@ class HeldCheckpoint:
         data: The bytes.
     """
 
-    def __init__(self, layout: Layout, data: bytes | bytearray) -> None:
+    def __init__(self, layout: Layout, data: bytes | bytearray | memoryview) -> None:
         self.layout = layout
         self.data = memoryview(data)
 

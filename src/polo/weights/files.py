@@ -118,18 +118,22 @@ class FileCheckpoint:
         at = self._start + self._offsets[tensor] + start
         return read_span(self._file, at, at + stop - start, place=str(self._path))
 
-    def held(self) -> HeldCheckpoint:
-        """The whole checkpoint in memory, read in one go."""
+    def held(self, rooms: Callable[[int], memoryview] | None = None) -> HeldCheckpoint:
+        """The whole checkpoint in memory, read in one go.
+
+        Args:
+            rooms: Gives memory of so many bytes; by default it is new.
+        """
         if self._offsets != list(self._layout.offsets):
             return HeldCheckpoint.copy_of(self)
-        data, done = bytearray(self._layout.size), 0
-        with memoryview(data) as room:
-            while done < len(data):
-                more = os.preadv(self._file.fileno(), [room[done:]], self._start + done)
-                if not more:
-                    raise FormatError("is shorter than its layout", place=str(self._path))
-                done += more
-        return HeldCheckpoint(self._layout, data)
+        size, done = self._layout.size, 0
+        room = rooms(size) if rooms else memoryview(bytearray(size))
+        while done < size:
+            more = os.preadv(self._file.fileno(), [room[done:]], self._start + done)
+            if not more:
+                raise FormatError("is shorter than its layout", place=str(self._path))
+            done += more
+        return HeldCheckpoint(self._layout, room)
 
     def close(self) -> None:
         """Close the file."""

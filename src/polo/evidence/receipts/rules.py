@@ -77,6 +77,7 @@ KINDS: Mapping[str, Kind] = {
     "checkpoints": Whole(0, MILLION),
     "replays": Whole(0, MILLION),
     "answer_within": Whole(1, 30 * DAY),
+    "keep": Whole(0, 36_500),
 }
 """Form and bounds of every setting."""
 
@@ -94,6 +95,8 @@ class Rules:
         checkpoints: Millionths of shards whose whole checkpoint the registry draws.
         replays: Millionths of shards of which it draws steps to run again.
         answer_within: Seconds to answer what it draws.
+        keep: Days after the chain's end, or after its last verdict, that the registry keeps what
+            was uploaded; None if it promises nothing.
     """
 
     origin: str
@@ -104,6 +107,7 @@ class Rules:
     checkpoints: int = 0
     replays: int = 0
     answer_within: int = DAY
+    keep: int | None = None
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, str], place: str = LEVEL) -> Self:
@@ -153,4 +157,15 @@ class Rules:
         values["log"] = (self.log,)
         if not self.witnesses:
             del values["witnesses"], values["quorum"]
+        if self.keep is None:
+            del values["keep"]
         return {key: KINDS[key].write(value) for key, value in values.items()}
+
+
+def replays(terms: Terms) -> int:
+    """Millionths of the shards from which a registry draws steps while the chain grows."""
+    settings = {item.level: item.settings for item in terms.evidence}
+    if terms.history != "streaming" or "replay" not in settings:
+        return 0
+    text = settings.get(LEVEL, {}).get("replays", "0")
+    return int(KINDS["replays"].read(text, f"terms.evidence.{LEVEL}.replays"))

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from polo.errors import ChainError, SignatureError, StoreError, TaskError, TermsError
-from polo.evidence.replay import platform
+from polo.evidence.replay import asking, platform
 from polo.evidence.replay.data import DataSource
 from polo.evidence.replay.engine import Engine, Shard, quiet_generators
 from polo.evidence.replay.samples import encode_opening
@@ -20,7 +20,15 @@ from polo.evidence.replay.state import digest_of
 from polo.evidence.replay.timeline import Timeline
 from polo.privacy import obfuscation
 from polo.protocol import chain, signing
-from polo.protocol.challenge import ANSWER_FILE, Answer, Challenge, Place, Secret, sealing_file
+from polo.protocol.challenge import (
+    ANSWER_FILE,
+    Answer,
+    Challenge,
+    Place,
+    Secret,
+    sealed_file,
+    sealing_file,
+)
 from polo.protocol.digest import SIZE
 from polo.protocol.records import Manifest
 from polo.storage import atomic, history
@@ -43,6 +51,7 @@ def answer(
     out: str | Path,
     device: str | None = None,
     listener: Listener = lambda *_: None,
+    leaf: bytes | None = None,
 ) -> Path:
     """Write the answer to a challenge into a new folder.
 
@@ -55,9 +64,13 @@ def answer(
         out: Folder to write, which must not exist yet.
         device: Where to compute; by default where it was trained.
         listener: Hears about progress.
+        leaf: Leaf of the newest shard's entry in a registry's log, where the registry has drawn
+            from that shard before it gives the receipt.
     """
     folder = Path(out)
-    respondent = _Respondent(Path(proof), challenge, task, data, key, device, folder, listener)
+    respondent = _Respondent(
+        Path(proof), challenge, task, data, key, device, folder, listener, leaf
+    )
     try:
         folder.mkdir(parents=True, mode=0o700)
     except FileExistsError as error:
@@ -87,6 +100,7 @@ class _Respondent:
         device: str | None,
         out: Path,
         listener: Listener,
+        leaf: bytes | None,
     ) -> None:
         self._folder = ProofFolder(proof)
         self._state = state_path_of(proof)
@@ -95,14 +109,18 @@ class _Respondent:
         self._out = out
         self._tell = listener
         self._manifest = self._folder.manifest()
-        if challenge.proof != self._manifest.digest:
+        self._live = leaf is not None
+        if challenge.proof != (self._manifest.digest if leaf is None else leaf):
             raise ChainError(
                 "the challenge was drawn from another proof, or from an earlier state of this one",
                 place=str(proof),
             )
         _check_means(self._manifest, task, data, key)
         self._master = _secret(self._state / "secret")
-        self._timeline = Timeline.load(self._folder, self._manifest)
+        self._timeline = Timeline.load(self._folder, self._manifest, leaf=leaf)
+        # Nobody is shown more than the terms say: a registry learns no other shard's secrets.
+        if self._live and (found := asking.immodest(challenge, self._timeline)):
+            raise ChainError(found, place=f"shard {len(self._manifest.shards)}")
         self._layout = self._folder.layout()
         self._carrier = carrier_of(self._manifest.terms, self._layout)
         self._task = task
@@ -118,6 +136,8 @@ class _Respondent:
         """Show everything that was drawn."""
         wanted, done = self._challenge.shards, 0
         for number, checkpoint in history.checkpoints(self._folder, self._manifest, self._layout):
+            if self._live and number in self._challenge.sealings:
+                self._put(sealed_file(number), checkpoint)
             if number + 1 in wanted:
                 self._tell("computing again", done, len(wanted))
                 with platform.adopted(self._timeline.records[number + 1].platform):

@@ -3,14 +3,18 @@
 Specification: docs/protocol.md, sections 17.6 and 17.10.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
-from polo.checks import Check, Status, counted
+from polo.checks import Check, Status, counted, numbered, probability
+from polo.evidence.receipts.rules import replays
 from polo.evidence.replay.challenge import escape, overlooked
 from polo.evidence.replay.timeline import LEVEL, Timeline
 from polo.protocol.challenge import Challenge, Place
+from polo.protocol.detection import MILLION
 
 SHORTCUT = 0.10
 """The share of faked segments that verdicts state the chance of escape for."""
@@ -28,14 +32,26 @@ def undrawn() -> Check:
     )
 
 
+def elsewhere() -> Check:
+    """Steps were drawn before, by the registry; whoever is not the registry did not see it."""
+    return Check(
+        "draw",
+        Status.UNDECIDED,
+        "the registry drew steps while the chain grew; what came of it is not in the proof",
+        level=LEVEL,
+        advice="Ask for the registry's signed verdict; or, if all checkpoints were kept, draw "
+        "segments yourself: polo challenge PROOF --out challenge.json.",
+    )
+
+
 def unfit(challenge: Challenge, timeline: Timeline) -> Check | None:
     """Why a challenge does not fit the proof, if so."""
-    recipe, total, shards = timeline.recipe, timeline.segments, len(timeline.records)
+    recipe, total, shards = timeline.recipe, timeline.segments, len(timeline.scope)
     unknown = [place for place in challenge.segments if not timeline.has(place)]
-    strange = [shard for shard in challenge.sealings if shard not in timeline.records]
+    strange = [shard for shard in challenge.sealings if shard not in timeline.scope]
     missing = sorted(timeline.required() - set(challenge.segments))
     detail = ""
-    if challenge.proof != timeline.manifest.digest:
+    if challenge.proof != timeline.bound:
         detail = "the challenge was drawn from another proof, or an earlier state of this one"
     elif unknown:
         detail = f"the challenge asks for {unknown[0]}, which the proof does not have"
@@ -56,6 +72,16 @@ def unfit(challenge: Challenge, timeline: Timeline) -> Check | None:
         return None
     advice = "Draw a new one with polo challenge, and ask the prover why the proof changed."
     return Check("draw", Status.UNDECIDED, detail, advice=advice, level=LEVEL)
+
+
+def immodest(challenge: Challenge, timeline: Timeline) -> str:
+    """Why a prover need not answer a challenge: it asks for less or more than the terms say."""
+    if found := unfit(challenge, timeline):
+        return found.detail
+    most = min(timeline.recipe.draws, timeline.segments) + len(timeline.required())
+    if len(challenge.segments) > most:
+        return f"the challenge asks for {len(challenge.segments)} segments; the terms for {most}"
+    return ""
 
 
 def absent(answer: Path) -> Check:
@@ -91,7 +117,7 @@ def drawn(challenge: Challenge, timeline: Timeline, segments: Sequence[Check]) -
     total = timeline.segments
     draws = min(timeline.recipe.draws, total)
     missed, single = escape(SHORTCUT, draws, total), overlooked(1, draws, total)
-    twice = overlooked(min(total, 2 * len(timeline.records)), draws, total)
+    twice = overlooked(min(total, 2 * len(timeline.scope)), draws, total)
     exact = sum("distance" not in check.figures for check in segments)
     steps = sum(timeline.span(place).steps for place in challenge.segments)
     detail = (
@@ -118,3 +144,82 @@ def placed(check: Check, place: Place, *, always: bool) -> Check:
     """A check of a segment, with which one it is and whether every challenge asks for it."""
     figures = {**check.figures, "segment": place.segment, "always": int(always)}
     return replace(check, figures=figures)
+
+
+@dataclass(frozen=True)
+class Escape:
+    """Chances, by the terms alone, that steps which were not taken are not noticed.
+
+    Attributes:
+        shard: Of a whole shard.
+        shards: Of a tenth of all shards, each of them whole.
+        tenth: Of a tenth of the segments of every shard.
+        single: Of a single segment that is not among the largest moves.
+    """
+
+    shard: float
+    shards: float
+    tenth: float
+    single: float
+
+    @classmethod
+    def of(cls, rate: float, draws: int, segments: Sequence[int]) -> Self:
+        """What escapes where shards are drawn from while the chain grows.
+
+        A whole shard is noticed whenever it is drawn from, since its first segment is among them.
+
+        Args:
+            rate: Chance that a shard is drawn from.
+            draws: Segments that are drawn from such a shard.
+            segments: How many segments each shard has.
+
+        >>> Escape.of(0.5, 5, [10] * 20)
+        Escape(shard=0.5, shards=0.25, tenth=0.0031712119389339932, single=0.75)
+        """
+        missed = [overlooked(math.ceil(n / 10), min(draws, n), n) for n in segments]
+        alone = max((overlooked(1, min(draws, n), n) for n in segments), default=1.0)
+        return cls(
+            shard=1 - rate,
+            shards=math.pow(1 - rate, math.ceil(len(segments) / 10)),
+            tenth=math.prod(1 - rate * (1 - each) for each in missed),
+            single=1 - rate * (1 - alone),
+        )
+
+
+def grown(run: Mapping[int, int], timeline: Timeline) -> Check:
+    """What was drawn and run again while the chain grew, and who escapes by the terms.
+
+    Args:
+        run: Segments that were run again, by shard; all of them came out as recorded.
+        timeline: The records.
+    """
+    shards = len(timeline.records)
+    rate = replays(timeline.manifest.terms) / MILLION
+    if not run:
+        detail = f"none of {counted(shards, 'shard')} was drawn from while the chain grew, so no "
+        detail += f"step was run again; each is with probability {probability(rate)}"
+        advice = "Ask for terms that draw from more shards: a larger `replays`."
+        return Check("draw", Status.UNDECIDED, detail, level=LEVEL, advice=advice)
+    found = Escape.of(
+        rate, timeline.recipe.draws, [record.segments for record in timeline.records.values()]
+    )
+    detail = (
+        f"{counted(sum(run.values()), 'segment')} of {numbered('shard', run)}, out of "
+        f"{counted(shards, 'shard')}, and their sealings were run again while the chain grew, "
+        f"each before its receipt; a shard is drawn from with probability {probability(rate)}, so "
+        f"a whole one that was faked escapes with {probability(found.shard)}, a tenth of all "
+        f"shards with {probability(found.shards)}, a tenth of every shard's segments with "
+        f"{probability(found.tenth)}, a single one that is not recorded among the largest moves "
+        f"with {probability(found.single)}"
+    )
+    figures = {
+        "segments": timeline.segments,
+        "run": sum(run.values()),
+        "shards": shards,
+        "grown": len(run),
+        "rate": rate,
+        "escape_shard": found.shard,
+        "escape_tenth": max(found.shards, found.tenth),
+        "escape_single": found.single,
+    }
+    return Check("draw", Status.PASSED, detail, level=LEVEL, figures=figures)

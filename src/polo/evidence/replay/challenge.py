@@ -54,7 +54,7 @@ def _elsewhere(trained: str, device: str | None) -> bool:
 
 def draw_from(timeline: Timeline, *, ends: bool) -> Challenge:
     """Draw a challenge from the records of a chain."""
-    recipe, total, shards = timeline.recipe, timeline.segments, list(timeline.records)
+    recipe, total, shards = timeline.recipe, timeline.segments, list(timeline.scope)
     if not total:
         raise ChainError(
             "there is no sealed shard yet, so there is nothing to draw from",
@@ -67,7 +67,7 @@ def draw_from(timeline: Timeline, *, ends: bool) -> Challenge:
     sealings = set(_RANDOM.sample(shards, min(recipe.seals, len(shards))))
     sealings |= timeline.required_sealings()
     return Challenge(
-        timeline.manifest.digest,
+        timeline.bound,
         tuple(sorted(drawn)),
         tuple(sorted(sealings)),
         ends,

@@ -9,11 +9,14 @@ import torch
 
 from polo.checks import Check, Status, problem
 from polo.errors import FormatError, MissingError, PoloError, StoreError, TaskError
+from polo.evidence import start
+from polo.evidence.receipts.rules import replays
 from polo.evidence.replay import asking
 from polo.evidence.replay.engine import quiet_generators
 from polo.evidence.replay.motion import Motion
 from polo.evidence.replay.request import Request
 from polo.evidence.replay.rerun import Attempt, Rerun
+from polo.evidence.replay.rooms import Rooms
 from polo.evidence.replay.shown import Samples, Shown, State
 from polo.evidence.replay.state import digest_of
 from polo.evidence.replay.teaching import Teaching
@@ -26,7 +29,7 @@ from polo.protocol.challenge import ANSWER_FILE, Answer, Challenge, Place
 from polo.protocol.records import Manifest, Nonce
 from polo.storage.folder import ProofFolder
 from polo.tasks import Task
-from polo.weights.checkpoint import Checkpoint
+from polo.weights.checkpoint import Checkpoint, HeldCheckpoint
 
 Listener = Callable[[str, int, int], None]
 Reading = Future[tuple[State, Samples]]
@@ -38,9 +41,6 @@ _TRIED = 16
 
 _COMPARED = 3
 """Segments whose samples are compared before they are called copies."""
-
-_THREADS = 4
-"""Threads that read and hash beside the runs: a few segments ahead, one behind."""
 
 _SMALL = 2**28
 """Bytes of a model up to which several states at a time are no burden."""
@@ -57,6 +57,8 @@ class Replay:
         task: The verifier's task.
         request: Challenge and answer.
         listener: Hears about progress.
+        leaf: Leaf of the newest shard's entry, where a registry has drawn from that shard alone
+            before it gives the receipt; then `newest` takes the place of `see`.
     """
 
     def __init__(
@@ -68,12 +70,15 @@ class Replay:
         task: Task,
         request: Request,
         listener: Listener,
+        *,
+        leaf: bytes | None = None,
     ) -> None:
         self._manifest = manifest
         self._carrier = carrier
         self._request = request
         self._tell = listener
-        self.timeline = Timeline.load(folder, manifest)
+        self._task = task
+        self.timeline = Timeline.load(folder, manifest, leaf=leaf)
         if not self.timeline.records:
             raise StoreError("no shard is sealed yet, so there is nothing to run again")
         self._rerun = Rerun(manifest, self.timeline, carrier, nonces, task, request.device)
@@ -82,19 +87,21 @@ class Replay:
         self._answer: Answer | None = None
         self._seen: set[int] = set()
         self._tried: frozenset[Place] = frozenset()
-        # Each segment ahead holds a state in memory.
-        self._lookahead = 3 if carrier.layout.size < _SMALL else 1
+        self._small = carrier.layout.size < _SMALL
+        # Each segment ahead holds a state in memory, and so do the one that runs and the one that
+        # ran before it.
+        self._lookahead = 3 if self._small else 1
         self._sealed: dict[int, Check] = {}
         self._strays: list[Check] = []
         self._looking: deque[tuple[Place, Future[str]]] = deque()
-        self._pool = ThreadPoolExecutor(_THREADS)
+        self._pool = ThreadPoolExecutor(self._lookahead + 1)
 
     def opening(self) -> Iterator[Check]:
         """What must hold before anything is run: the record, the challenge, the answer."""
         yield from self.timeline.checks()
         challenge, answer = self._request.challenge, self._request.answer
         if challenge is None:
-            yield asking.undrawn()
+            yield self._undrawn()
         elif found := asking.unfit(challenge, self.timeline):
             yield found
         elif answer is None:
@@ -102,7 +109,9 @@ class Replay:
         elif not answer.is_dir():
             yield asking.absent(answer)
         else:
-            shown = Shown(answer, challenge, self._carrier.layout, self._rerun.rest_layout)
+            layouts = self._carrier.layout, self._rerun.rest_layout
+            rooms = Rooms(pinned=self._rerun.device.startswith("cuda") and self._small)
+            shown = Shown(answer, challenge, *layouts, rooms)
             try:
                 self._answer = shown.record()
                 signing.check(
@@ -115,6 +124,26 @@ class Replay:
                 yield problem("draw", error, Status.FAILED, level=LEVEL)
             else:
                 self._shown = shown
+
+    def _undrawn(self) -> Check:
+        """What there is to say where nothing was drawn from the proof."""
+        if not replays(self._manifest.terms):
+            return asking.undrawn()
+        streamed = self._request.streamed
+        return asking.elsewhere() if streamed is None else asking.grown(streamed, self.timeline)
+
+    def newest(self) -> Iterator[Check]:
+        """The checkpoints around the newest shard, as the answer shows them, seen."""
+        shown, (shard,) = self._shown, self.timeline.scope
+        if shown is None:
+            return
+        for number, read in ((shard, shown.sealed), (shard - 1, shown.first)):
+            try:
+                checkpoint = read(shard, self._manifest.root_before(number + 1))
+            except PoloError as error:
+                yield problem("root", error, Status.FAILED, shard=shard, level=LEVEL)
+                return
+            yield from self.see(number, checkpoint)
 
     def see(self, number: int, checkpoint: Checkpoint) -> Iterator[Check]:
         """What binds a stored checkpoint to the records around it, and its own sealing."""
@@ -199,16 +228,28 @@ class Replay:
         for place in _RANDOM.sample(places, min(_COMPARED, len(places))):
             try:
                 _, samples = self._rerun.read(place, shown)
-                if data.compare(place, self._rerun.likeness(samples, shown, _RANDOM)):
+                alike = self._rerun.likeness(samples, self._untaught(shown), _RANDOM)
+                if data.compare(place, alike):
                     return
             except Exception as error:
                 self._rerun.forget()
                 yield _trouble("copies", error, place.shard)
                 return
 
+    def _untaught(self, shown: Shown) -> State:
+        """W_0, which knows nothing yet: shown if shard 1 was drawn from, else drawn again."""
+        if 1 in self.timeline.scope:
+            return shown.start(Place(1, 0), self.timeline.records[1].boundaries[0])
+        if self._manifest.terms.start.kind != "derived":
+            raise TaskError("only shard 1, or a drawn start, shows how alike samples are")
+        drawn = start.drawn(self._task.build_model(), start.start_seed(self._manifest.enrolment))
+        return State(HeldCheckpoint.copy_of(drawn), None)
+
     def _unseen(self) -> Iterator[Check]:
         """Records that no checkpoint could be held against."""
-        for shard in self.timeline.records:
+        if self._request.streamed is not None and replays(self._manifest.terms):
+            return  # They were held against those of the shards that were drawn from.
+        for shard in self.timeline.scope:
             if not {shard - 1, shard} <= self._seen:
                 detail = "not both checkpoints around it are here, so the record hangs in the air"
                 advice = "Ask the prover for the proof with every checkpoint."

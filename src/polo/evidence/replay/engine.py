@@ -8,7 +8,7 @@ Specification: docs/protocol.md, section 17.8.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -16,33 +16,25 @@ import torch
 
 from polo.embedding.embedder import Embedder
 from polo.embedding.hook import StepHook
-from polo.embedding.placement import parameters_of
 from polo.errors import TaskError, TermsError, WeightsError
+from polo.evidence.replay.contrast import Copies, contrast, copy_into, differ, only
 from polo.evidence.replay.order import Order, seed_generators
 from polo.evidence.replay.recipe import Recipe
 from polo.evidence.replay.record import Boundary
 from polo.evidence.replay.recorder import Recorder
 from polo.evidence.replay.state import (
     Snapshot,
-    Tensors,
-    load_rest,
     moves,
     named_state,
-    norm_of,
-    rest_layout,
     trained_names,
 )
+from polo.evidence.replay.stepping import Batch, Stepper
 from polo.privacy import noising, obfuscation
 from polo.protocol.carrier import Carrier
-from polo.protocol.layout import Layout
 from polo.protocol.records import Nonce, Terms
 from polo.storage import state as generators
 from polo.tasks import Task
-from polo.tasks.training import Trainable
-from polo.weights.checkpoint import Checkpoint, MemoryCheckpoint, checkpoint_of
-from polo.weights.loading import load_into
-
-Batch = Mapping[str, torch.Tensor]
+from polo.weights.checkpoint import Checkpoint
 
 _SMALL = 2**27
 """Bytes of a model up to which several copies of a state at a time are no burden."""
@@ -78,47 +70,24 @@ class Ended:
     moves: tuple[int, int]
 
 
-class Engine:
-    """A task's model and optimizer, to be put into any recorded state and run from there."""
+class Engine(Stepper):
+    """A stepper that presses the mark of a shard, and records what it does."""
 
     def __init__(
         self, task: Task, terms: Terms, carrier: Carrier, recipe: Recipe, *, device: str = "cpu"
     ) -> None:
-        if not isinstance(task, Trainable):
-            raise TaskError(
-                f"the task {task.name!r} cannot be replayed: it has no columns or no train_step",
-                advice="See polo.tasks.training.Trainable.",
-            )
-        self._task = task
+        super().__init__(task, recipe, device=device)
         self._terms = terms
         self._carrier = carrier
-        self._recipe = recipe
-        self.device = device
-        self.model = task.build_model().to(device)
-        if checkpoint_of(self.model).layout != carrier.layout:
+        if self.layout != carrier.layout:
             raise TaskError("the task's model has another layout than the terms")
-        self.optimizer = recipe.optimizer(self.model)
-        self._parameters = _trained(self.model, self.optimizer)
-        self.rest_layout: Layout | None = rest_layout(self.model, self.optimizer)
         self._shard: Shard | None = None
+        self._small = carrier.layout.size < _SMALL
         self._recorders = [
             Recorder(self.model, self.optimizer, recipe.every, device)
-            for _ in range(2 if carrier.layout.size < _SMALL else 1)
+            for _ in range(2 if self._small else 1)
         ]
-
-    @property
-    def trained(self) -> frozenset[str]:
-        """Names of the parameters that are trained."""
-        return frozenset(self._parameters)
-
-    def restore(self, model: Checkpoint, rest: Checkpoint | None) -> None:
-        """Put model and optimizer into a state; `rest` is None for an untouched optimizer."""
-        load_into(self.model, model)
-        # Some loops clear gradients after a step, not before: none may be left over.
-        self.model.zero_grad(set_to_none=True)
-        self.optimizer = self._recipe.optimizer(self.model)
-        if rest is not None:
-            load_rest(self.optimizer, self.model, rest)
+        self._copies = Copies(kept=self._small)
 
     def enter(self, shard: Shard) -> None:
         """Make ready for steps of a shard."""
@@ -138,13 +107,19 @@ class Engine:
         return self._order
 
     def segment(
-        self, first: int, batches: Iterator[Batch], *, stepped: Callable[[], None] | None = None
+        self,
+        first: int,
+        batches: Iterator[Batch],
+        *,
+        start: Boundary,
+        stepped: Callable[[], None] | None = None,
     ) -> Callable[[], Ended]:
         """Run a segment, recorded as a prover records it.
 
         Args:
             first: Its first step in the current shard, from 0.
             batches: What to train on, step by step.
+            start: The digests of the state as it is now, which are not taken again.
             stepped: Called once, after the first step.
 
         Returns:
@@ -155,7 +130,7 @@ class Engine:
         self._recorders = [*self._recorders[1:], recorder]
         recorder.follow(self.optimizer)
         with _own_trouble():
-            recorder.start()
+            recorder.start(start)
             self.run(first, batches, stepped=stepped, recorder=recorder)
             recorder.end()
 
@@ -164,7 +139,7 @@ class Engine:
                 found = recorder.finish()
             return Ended(found.boundaries[1], found.moves[0])
 
-        if len(self._recorders) > 1:
+        if self._small:
             return ended
         found = ended()
         return lambda: found
@@ -191,38 +166,25 @@ class Engine:
             recorder: Told of every step.
         """
         assert self._shard is not None
-        every, step, done = self._terms.scheme.every, self._shard.before + first, 0
+        every, embedder = self._terms.scheme.every, self._embedder
 
-        def before(scale: torch.Tensor | float) -> None:
-            self._recipe.set_rate(self.optimizer, step + done)
-            if (step + done) % every == 0:
-                self._embedder.add_gradient(scale)
+        def pressed(step: int, scale: torch.Tensor | float) -> None:
+            if step % every == 0:
+                embedder.add_gradient(scale)
 
-        def after() -> None:
-            nonlocal done
-            done += 1
+        def after(done: int) -> None:
+            if stepped and done == 1:
+                stepped()
+            if recorder:
+                recorder.after_step()
 
-        hook = StepHook(self.optimizer, before, after)
-        try:
-            for at, batch in enumerate(batches):
-                seed_generators(self._order.seed(first + at))
-                self._task.train_step(self.model, self.optimizer, batch)
-                if done != at + 1:
-                    raise TaskError(
-                        f"train_step of the task {self._task.name!r} made {done - at} optimizer "
-                        "steps instead of one"
-                    )
-                if stepped and not at:
-                    stepped()
-                if recorder:
-                    recorder.after_step()
-        finally:
-            hook.detach()
-        if checkpoint_of(self.model).layout != self._carrier.layout:
-            raise TaskError(
-                f"train_step of the task {self._task.name!r} changes which tensors the model has"
-            )
-        return done
+        return self.steps(
+            self._shard.before + first,
+            batches,
+            lambda at: self._order.seed(first + at),
+            pressed=pressed,
+            stepped=after,
+        )
 
     def slopes(self, step: int, batch: Batch) -> dict[str, torch.Tensor]:
         """The gradients that a step of the current shard would follow; it is not taken.
@@ -258,79 +220,52 @@ class Engine:
             sigma=sigma,
         )
 
+    def restore(self, model: Checkpoint, rest: Checkpoint | None) -> None:
+        """Put model and optimizer into a state; copies of the one before are then no more."""
+        super().restore(model, rest)
+        self._copies.drop()
+
     def copied(self) -> Snapshot:
         """A copy of model and optimizer on their device, complete when this returns."""
-        live = named_state(self.model, self.optimizer)
-        model, rest = (
-            {name: torch.empty_like(tensor) for name, tensor in side.items()} for side in live
-        )
-        self._copy(live, (model, rest))
+        copy = self._copies.take(named_state(self.model, self.optimizer))
         if self.device.startswith("cuda"):
             torch.cuda.synchronize(self.device)
-        return model, rest
+        return copy
 
     def rewind(self, before: Snapshot) -> None:
         """Put model and optimizer back into a state that was copied since the last `restore`."""
         self.model.zero_grad(set_to_none=True)
         if not before[1]:
             self.optimizer.state.clear()
-        self._copy(before, named_state(self.model, self.optimizer))
+        copy_into(named_state(self.model, self.optimizer), before)
 
-    @torch.no_grad()
-    def _copy(self, source: Snapshot, target: Snapshot) -> None:
-        for here, there in zip(source, target, strict=True):
-            if here:
-                torch._foreach_copy_([there[name] for name in here], list(here.values()))
-
-    @torch.no_grad()
-    def differs_from(self, other: Snapshot, before: Snapshot) -> float:
+    def differs_from(self, other: Snapshot, before: "Snapshot | None") -> float:
         """How far what is trained, or the optimizer's state, is from that in a copy.
 
-        As a share of how far it went since another copy, in the part that differs most; 0 if all
-        bits are the same. Running statistics do not count: they follow the samples whether these
-        teach or not. What is no number shows nothing.
+        Running statistics do not count: they follow the samples whether these teach or not.
+
+        Args:
+            other: The copy.
+            before: Another copy, of the state before a step: how far it went since then is what
+                the difference is a share of. None if it only matters whether there is one.
+
+        Returns:
+            The share, infinity for any difference where there is no measure; 0 for none.
         """
-        trained, (model, rest) = trained_names(self.model), named_state(self.model, self.optimizer)
-        sides = (_only(model, trained), _only(other[0], trained), _only(before[0], trained))
-        found = [_share(*sides)]
-        for key in {name.partition("/")[0] for name in rest}:
-            own = [name for name in rest if name.partition("/")[0] == key]
-            found.append(_share(_only(rest, own), _only(other[1], own), before[1]))
-        return max(found)
+        live = named_state(self.model, self.optimizer)
+        states = [live, other] if before is None else [live, other, before]
+        trained = trained_names(self.model)
+        here, there, *since = ((only(model, trained), rest) for model, rest in states)
+        if since:
+            return contrast(here, there, *since)
+        return math.inf if differ(here, there) else 0.0
 
     def moves_since(self, before: Snapshot) -> tuple[int, int]:
         """How far model and optimizer have moved, as records say it."""
         trained = trained_names(self.model)
         model, rest = named_state(self.model, self.optimizer)
         with torch.no_grad():
-            return moves((_only(before[0], trained), before[1]), (_only(model, trained), rest))
-
-    def state(self) -> tuple[MemoryCheckpoint, MemoryCheckpoint | None]:
-        """Model and optimizer as they are now; nothing is copied."""
-        _, rest = named_state(self.model, self.optimizer)
-        # Of the module, not of its named tensors: these do not say which of them are tied.
-        return checkpoint_of(self.model), MemoryCheckpoint(rest) if rest else None
-
-
-def _only(tensors: Tensors, names: Iterable[str]) -> Tensors:
-    return {name: tensors[name] for name in names if name in tensors}
-
-
-def _share(here: Tensors, there: Tensors, before: Tensors) -> float:
-    """How far two sets of tensors are apart, as a share of how far the first went."""
-    finite = [
-        name
-        for name, tensor in here.items()
-        if bool(tensor.isfinite().all()) and bool(there[name].isfinite().all())
-    ]
-    if all(torch.equal(here[name], there[name]) for name in finite):
-        return 0.0
-    ends = _only(here, finite)
-    gap, went = norm_of(_only(there, finite), ends), norm_of(_only(before, finite), ends)
-    if gap is None or went is None or not gap.item():
-        # Types without fractions, or zeros of other signs.
-        return 0.0
-    return math.inf if not went.item() else float(gap.item() / went.item())
+            return moves((only(before[0], trained), before[1]), (only(model, trained), rest))
 
 
 @contextmanager
@@ -360,10 +295,3 @@ def quiet_generators() -> Iterator[None]:
         yield
     finally:
         generators.restore_random(before)
-
-
-def _trained(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer
-) -> dict[str, torch.nn.Parameter]:
-    given = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    return {name: p for name, p in parameters_of(model).items() if id(p) in given}

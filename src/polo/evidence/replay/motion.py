@@ -29,6 +29,9 @@ _ROUNDING = 1e-3
 _LAST = 1e-6
 _SPREAD = 0.02
 
+_STRIP = 2**16
+"""Weights that are compared at a time: so few that the differences need no fresh memory."""
+
 Values = dict[int, NDArray[np.floating[Any]]]
 
 
@@ -56,7 +59,7 @@ class Motion:
         if self._newer is not None and self._newer[0] == number + 1:
             record, newer = self._timeline.records[number + 1], self._newer[1]
             self._around = number + 1, values, newer
-            went = _norm(values[at] - newer[at] for at in self._tensors)
+            went = self._apart(values, newer)
             said = sum(model for model, _ in record.moves) / MOVE_ONE
             # Moves are rounded to units; the comparison is false for what is no number, too.
             if not went <= said * (1 + _ROUNDING) + len(record.moves) / MOVE_ONE:
@@ -96,7 +99,7 @@ class Motion:
                 ("before", older, sum(moves[: place.segment])),
                 ("after", newer, sum(moves[place.segment :])),
             ):
-                went = _norm(values[at] - checkpoint[at] for at in self._tensors)
+                went = self._apart(values, checkpoint)
                 said = allowed / MOVE_ONE
                 if not went <= said * (1 + _ROUNDING) + len(moves) / MOVE_ONE + _LAST * went:
                     return (
@@ -135,6 +138,14 @@ class Motion:
             part = values[at.tensor][at.element : at.element + size]
             found.setdefault(at.tensor, []).append(part)
         return found
+
+    def _apart(self, one: Values, other: Values) -> float:
+        """How far apart the weights of two checkpoints are."""
+        return _norm(
+            one[at][start : start + _STRIP] - other[at][start : start + _STRIP]
+            for at in self._tensors
+            for start in range(0, len(one[at]), _STRIP)
+        )
 
     def _values(self, checkpoint: Checkpoint, at: int) -> NDArray[np.floating[Any]]:
         tensor = checkpoint.layout.tensors[at]

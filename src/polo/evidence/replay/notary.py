@@ -28,12 +28,14 @@ class Job:
         slot: The snapshot.
         before: The snapshot at the boundary before; None at the first.
         last: Whether nothing but the sealing follows, in which case both snapshots are kept.
+        known: Its digests, where nothing need be hashed to know them.
     """
 
     number: int
     slot: Slot
     before: Slot | None
     last: bool
+    known: Boundary | None = None
 
     def __str__(self) -> str:
         return f"boundary {self.number}"
@@ -73,8 +75,7 @@ class Notary:
             if slot.filled:
                 slot.filled.synchronize()
             with self._beside(slot.model):
-                model = self._brought("model", slot.model)
-                rest = self._brought("rest", slot.rest) if slot.rest else None
+                images = [] if job.known else self._both(slot)
                 measuring = Measuring(job.before, slot)
                 self._settle(slot.model)
                 if moves := measuring.moves():
@@ -82,10 +83,8 @@ class Notary:
         finally:
             # Before the hashes, which take longest: training may need the room meanwhile.
             self.drop(job)
-        self.boundaries[job.number] = Boundary(
-            self._digest(slot.model.plan, model),
-            self._digest(slot.rest.plan, rest) if slot.rest and rest else NO_STATE,
-        )
+        digests = (self._digest(*image) if image else NO_STATE for image in images)
+        self.boundaries[job.number] = job.known or Boundary(*digests)
 
     def drop(self, job: Job) -> None:
         """Let go of the snapshot before a job's own."""
@@ -120,6 +119,14 @@ class Notary:
         for device in copy.memory:
             if device.type == "cuda":
                 self._lanes[device].settle()
+
+    def _both(self, slot: Slot) -> list[tuple[Plan, Memory] | None]:
+        """Model and rest where they can be hashed, or soon to be there."""
+        copies = {"model": slot.model, "rest": slot.rest}
+        return [
+            (copy.plan, self._brought(part, copy)) if copy else None
+            for part, copy in copies.items()
+        ]
 
     def _brought(self, part: str, copy: Copy) -> Memory:
         """The memory of a copy where it can be hashed; from a CUDA device, soon to be there."""

@@ -107,8 +107,12 @@ class Recorder:
         """Record another optimizer of the same model, from the next `start` on."""
         self._optimizer = optimizer
 
-    def start(self) -> None:
-        """Note the state that a shard begins with."""
+    def start(self, known: Boundary | None = None) -> None:
+        """Note the state that a shard begins with.
+
+        Args:
+            known: The digests of that state; it is then measured, and not hashed again.
+        """
         with self._timed():
             self.reset()
             if self._background is None:
@@ -118,7 +122,7 @@ class Recorder:
             self._live = _Live(self._model, self._live)
             self._names = parameter_names(self._model)
             self._platform = platform.text_of(platform.describe(self._device))
-            self._snapshot(last=False)
+            self._snapshot(last=False, known=known)
 
     def after_step(self) -> None:
         """Count a step, and take a snapshot when a segment is full."""
@@ -205,7 +209,7 @@ class Recorder:
         self._complete = True
         self._steps = 0
 
-    def _snapshot(self, *, last: bool) -> None:
+    def _snapshot(self, *, last: bool, known: Boundary | None = None) -> None:
         """Copy the state, and hand the copy over."""
         assert self._background is not None
         assert self._live is not None
@@ -218,7 +222,7 @@ class Recorder:
         slot.take((self._live.plan, tensors), self._planned(rest))
         self._notary.expect(slot)
         number = -(-self._steps // self._every)
-        self._background.submit(Job(number, slot, self._previous, last))
+        self._background.submit(Job(number, slot, self._previous, last, known))
         if last:
             self._tail = slot
         else:
@@ -282,9 +286,9 @@ class _Live:
         tensors = [checkpoint.tensor(at) for at in range(len(layout.tensors))]
         self._model = model
         self._places = _places(model, [tensor.name for tensor in layout.tensors])
-        self.plan: Plan = Plan(layout, tensors, trained_names(model))
-        if before and before.plan.serves(self.plan):
-            self.plan = before.plan
+        made_for = layout, tensors, trained_names(model)
+        same = before is not None and before.plan.serves(*made_for)
+        self.plan: Plan = before.plan if before and same else Plan(*made_for)
 
     def tensors(self) -> list[torch.Tensor]:
         """The tensors as they are now, in the order of the layout.

@@ -46,8 +46,8 @@ class Attempt:
         state: What it started from.
         samples: What it trained on.
         ended: Waits for how it ended.
-        effect: How far exchanging one sample took its first step, as a share of that step; None if
-            that was not tried.
+        effect: How far exchanging one sample took its first step, as a share of that step, or
+            infinity where that does not matter; None if that was not tried.
     """
 
     place: Place
@@ -67,6 +67,11 @@ class Rerun:
         nonces: The nonces that hold, by shard.
         task: The verifier's task.
         device: Where to run; by default where it was trained, if such a device is here.
+
+    Attributes:
+        device: Where the first shard is run.
+        trained: Names of the parameters that are trained.
+        rest_layout: The layout of the optimizer's state; None if it keeps none.
     """
 
     def __init__(
@@ -86,6 +91,7 @@ class Rerun:
         self._device = device
         self._engine: Engine | None = None
         engine = self._prepared(timeline.records[1])
+        self.device = engine.device
         self.trained = engine.trained
         self.rest_layout = engine.rest_layout
         self._parts = calibration.parts_of(carrier.layout, engine.rest_layout, engine.trained)
@@ -135,7 +141,7 @@ class Rerun:
 
         Args:
             place: The segment.
-            state: What it starts from.
+            state: What it starts from, as it was recorded.
             samples: What it trains on.
             exchange: Its first batch with one sample exchanged, to see whether samples matter.
         """
@@ -146,13 +152,16 @@ class Rerun:
             self._screen(samples)
             before = engine.copied() if exchange else None
             other = self._step(engine, place, before, exchange) if exchange and before else None
+            # Where nothing is forgiven, nobody asks by how much a step was changed.
+            since = before if self._timeline.recipe.tolerance else None
             changed: list[float] = []
             engine.enter(self._shard(place.shard))
             ended = engine.segment(
                 self._timeline.span(place).first,
                 samples.tensors(),
-                stepped=(lambda: changed.append(engine.differs_from(other, before)))
-                if other and before
+                start=record.boundaries[place.segment],
+                stepped=(lambda: changed.append(engine.differs_from(other, since)))
+                if other
                 else None,
             )
         return Attempt(place, state, samples, ended, changed[0] if changed else None)
@@ -277,13 +286,12 @@ class Rerun:
             self.forget()
         return True
 
-    def likeness(self, samples: Samples, shown: Shown, drawing: random.Random) -> Likeness | None:
+    def likeness(self, samples: Samples, start: State, drawing: random.Random) -> Likeness | None:
         """How many samples of a segment's first batch teach different things, to an untaught model.
 
         A model that has learned them finds nothing in most samples, and no two such ones differ.
         """
         record, most = self._timeline.records[1], self._timeline.recipe.tolerance / MILLION
-        start = shown.start(Place(1, 0), record.boundaries[0])
         with platform.adopted(record.platform):
             engine = self._prepared(record)
             engine.restore(start.model, start.rest)

@@ -15,9 +15,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from polo.errors import FormatError, LimitError, StoreError
+from polo.errors import FormatError, LimitError, PoloError, StoreError
 from polo.evidence.replay.order import Order
 from polo.evidence.replay.record import Boundary
+from polo.evidence.replay.rooms import Rooms
 from polo.evidence.replay.samples import (
     SampleOpening,
     check_opening,
@@ -25,11 +26,19 @@ from polo.evidence.replay.samples import (
     tensors,
 )
 from polo.evidence.replay.state import NO_STATE, digest_of
-from polo.protocol.challenge import ANSWER_FILE, Answer, Challenge, Place, sealing_file
+from polo.protocol.challenge import (
+    ANSWER_FILE,
+    Answer,
+    Challenge,
+    Place,
+    sealed_file,
+    sealing_file,
+)
 from polo.protocol.effort import Column
 from polo.protocol.layout import Layout
 from polo.weights.checkpoint import Checkpoint, HeldCheckpoint
 from polo.weights.files import FileCheckpoint, open_plain
+from polo.weights.hashing import commit
 
 MAX_ANSWER_FILE = 4 * 2**20
 
@@ -85,12 +94,19 @@ class Shown:
         challenge: The challenge that it answers.
         layout: The model's layout.
         rest: The layout of the optimizer's state after at least one step; None if it has none.
+        rooms: Where states are read to.
     """
 
     def __init__(
-        self, folder: Path, challenge: Challenge, layout: Layout, rest: Layout | None
+        self,
+        folder: Path,
+        challenge: Challenge,
+        layout: Layout,
+        rest: Layout | None,
+        rooms: Rooms | None = None,
     ) -> None:
         self._folder = folder
+        self._rooms = rooms or Rooms()
         self._challenge = challenge
         self._layout = layout
         self._rest = rest
@@ -123,6 +139,14 @@ class Shown:
         """The weights before the sealing of a shard."""
         return self._bound(sealing_file(shard), self._layout, recorded.model)
 
+    def sealed(self, shard: int, root: bytes) -> HeldCheckpoint:
+        """W_x of a shard that is the newest, whose root is the one that was committed to."""
+        return self._rooted(sealed_file(shard), root)
+
+    def first(self, shard: int, root: bytes) -> HeldCheckpoint:
+        """W_{x-1}, which the first segment of shard x starts from; with that root."""
+        return self._rooted(Place(shard, 0).file("model"), root)
+
     def samples(
         self, place: Place, order: Order, steps: range, columns: tuple[Column, ...], root: bytes
     ) -> Samples:
@@ -145,14 +169,29 @@ class Shown:
             return State(model, None)
         return State(model, self._bound(name, rest, recorded.rest))
 
-    def _bound(self, name: str, layout: Layout, digest: bytes) -> HeldCheckpoint:
-        """A file whose digest is the recorded one."""
+    def _rooted(self, name: str, root: bytes) -> HeldCheckpoint:
+        """A checkpoint with the root that was committed to."""
+        held = self._held(name, self._layout)
+        try:
+            found = commit(held).root
+        except PoloError as error:
+            raise FormatError(error.message, place=name) from error
+        if found != root:
+            raise FormatError("its root is not the one that was committed to", place=name)
+        return held
+
+    def _held(self, name: str, layout: Layout) -> HeldCheckpoint:
+        """A checkpoint in memory, so that what is hashed is what is used."""
         try:
             with FileCheckpoint.canonical(self._file(name), layout) as file:
-                held = file.held()
+                return file.held(self._rooms.room)
         except (FormatError, StoreError) as error:
             # Where the verifier keeps the answer is nobody's concern.
             raise type(error)(error.message, place=name) from error
+
+    def _bound(self, name: str, layout: Layout, digest: bytes) -> HeldCheckpoint:
+        """A file whose digest is the recorded one."""
+        held = self._held(name, layout)
         # One thread: several files are read at a time.
         if digest_of(held, threads=1) != digest:
             raise FormatError("is not the state that was recorded", place=name)

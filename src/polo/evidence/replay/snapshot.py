@@ -109,10 +109,11 @@ class Plan:
         """Whether these tensors can be copied by this plan."""
         return self._kinds == _kinds(tensors)
 
-    def serves(self, other: "Plan") -> bool:
-        """Whether this plan does what another one does."""
-        same = self.layout == other.layout and self.trained == other.trained
-        return same and self._kinds == other._kinds
+    def serves(
+        self, layout: Layout, tensors: Sequence[torch.Tensor], trained: Collection[str] | None
+    ) -> bool:
+        """Whether this plan is the one that would be made of these."""
+        return self.layout == layout and self.trained == trained and self.fits(tensors)
 
 
 class Copy:

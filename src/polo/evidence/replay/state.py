@@ -7,6 +7,8 @@ Specification: docs/protocol.md, sections 17.1 and 17.2.
 """
 
 import hashlib
+import itertools
+import math
 import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -314,6 +316,25 @@ def norm_of(before: Tensors, after: Tensors) -> "torch.Tensor | None":
     names = sorted({*before, *after})
     found = [norm for name in names for norm in norms(before.get(name), after.get(name))]
     return torch.linalg.vector_norm(torch.stack(found)) if found else None
+
+
+def norms_of(before: Tensors, after: Tensors) -> dict[str, float]:
+    """The norm of the difference of each of some tensors, all fetched at once.
+
+    Args:
+        before: Tensors; those that are not there count as zero.
+        after: Tensors on one device. Those without a norm are left out of what is returned.
+    """
+    import torch
+
+    parts = {name: norms(before.get(name), value) for name, value in after.items()}
+    found = [norm for some in parts.values() for norm in some]
+    values = iter(torch.stack(found).tolist() if found else ())
+    return {
+        name: math.hypot(*itertools.islice(values, len(some)))
+        for name, some in parts.items()
+        if some
+    }
 
 
 def norms(before: "torch.Tensor | None", after: "torch.Tensor | None") -> "list[torch.Tensor]":

@@ -10,7 +10,7 @@ Specification: docs/protocol.md, sections 17.5 and 17.6.
 import heapq
 import itertools
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Self
 
@@ -42,19 +42,39 @@ class Span:
 
 
 class Timeline:
-    """Every recorded boundary of a chain."""
+    """Every recorded boundary of a chain.
 
-    def __init__(self, manifest: Manifest, recipe: Recipe, records: dict[int, Record]) -> None:
+    Args:
+        manifest: What the proof says, or what was committed to so far.
+        recipe: How its steps are done.
+        records: The records, by shard.
+        leaf: Leaf of the newest shard's entry, where a registry draws while the chain grows. Then
+            this shard alone can be drawn from, and challenges name the leaf instead of the proof.
+
+    Attributes:
+        scope: Shards that can be drawn from.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        recipe: Recipe,
+        records: dict[int, Record],
+        *,
+        leaf: bytes | None = None,
+    ) -> None:
         self.manifest = manifest
         self.recipe = recipe
         self.records = records
+        self._leaf = leaf
+        self.scope = tuple(records) if leaf is None else tuple(records)[-1:]
         self._before = [0, *itertools.accumulate(shard.steps for shard in manifest.shards)]
-        # Segments before each shard.
-        counts = (record.segments for record in records.values())
+        # Segments in scope before each shard.
+        counts = (records[shard].segments for shard in self.scope)
         self._until = [0, *itertools.accumulate(counts)]
 
     @classmethod
-    def load(cls, folder: ProofFolder, manifest: Manifest) -> Self:
+    def load(cls, folder: ProofFolder, manifest: Manifest, *, leaf: bytes | None = None) -> Self:
         """Read the records of a proof; one that is not as the manifest says is refused."""
         recipe = recipe_of(manifest)
         records: dict[int, Record] = {}
@@ -71,27 +91,32 @@ class Timeline:
             if shard.evidence.get(LEVEL) != record.digest:
                 raise FormatError("is not the record that the shard commits to", place=place)
             records[number] = record
-        return cls(manifest, recipe, records)
+        return cls(manifest, recipe, records, leaf=leaf)
+
+    @property
+    def bound(self) -> bytes:
+        """What a challenge names: the proof, or the leaf that the newest shard has in a log."""
+        return self.manifest.digest if self._leaf is None else self._leaf
 
     @property
     def segments(self) -> int:
-        """Number of segments of the whole chain."""
+        """Number of segments that can be drawn."""
         return self._until[-1]
 
     def place(self, number: int) -> Place:
-        """A segment by its number in the whole chain, from 0."""
-        shard = bisect_right(self._until, number)
-        return Place(shard, number - self._until[shard - 1])
+        """A segment by its number among those that can be drawn, from 0."""
+        at = bisect_right(self._until, number) - 1
+        return Place(self.scope[at], number - self._until[at])
 
     def has(self, place: Place) -> bool:
-        """Whether there is such a segment."""
-        record = self.records.get(place.shard)
+        """Whether there is such a segment, and it can be drawn."""
+        record = self.records.get(place.shard) if place.shard in self.scope else None
         return record is not None and place.segment < record.segments
 
     @property
     def steps(self) -> int:
-        """Steps of the whole chain."""
-        return self._before[-1]
+        """Steps of the shards that can be drawn from."""
+        return sum(self.manifest.shards[shard - 1].steps for shard in self.scope)
 
     def before(self, shard: int) -> int:
         """Steps of the whole chain before a shard."""
@@ -110,17 +135,12 @@ class Timeline:
         weights moving only in the segment after the one that was faked to get it, and that one
         is right in itself.
         """
-        wanted = {0} if self.records else set()
-        for kind in (0, 1):
-            moves = (pair[kind] for record in self.records.values() for pair in record.moves[:-1])
-            numbered = heapq.nlargest(self.recipe.top, enumerate(moves), key=lambda found: found[1])
-            for number, _ in numbered:
-                wanted |= {number} if kind else {number, max(0, number - 1)}
-        return {self.place(number) for number in wanted}
+        moves = [pair for shard in self.scope for pair in self.records[shard].moves[:-1]]
+        return {self.place(number) for number in always(moves, self.recipe.top)}
 
     def required_sealings(self) -> set[int]:
         """The sealing with the largest move, which is always run again."""
-        moves = {shard: record.moves[-1][0] for shard, record in self.records.items()}
+        moves = {shard: self.records[shard].moves[-1][0] for shard in self.scope}
         return {max(moves, key=moves.__getitem__)} if moves else set()
 
     def checks(self) -> Iterator[Check]:
@@ -169,6 +189,21 @@ class Timeline:
                     earlier = f"boundary {first[0]} of shard {first[1]}"
                     yield shard, f"the model at its boundary {at} is that of {earlier} again"
                     break
+
+
+def always(moves: Iterable[tuple[int, int]], top: int) -> set[int]:
+    """Numbers of the segments that are run again whatever is drawn, by the moves of all of them.
+
+    >>> sorted(always([(1, 9), (1, 1), (1, 1), (5, 1)], 1))
+    [0, 2, 3]
+    """
+    pairs = list(moves)
+    wanted = {0} if pairs else set()
+    for kind in (0, 1):
+        numbered = enumerate(pair[kind] for pair in pairs)
+        for number, _ in heapq.nlargest(top, numbered, key=lambda found: found[1]):
+            wanted |= {number} if kind else {number, max(0, number - 1)}
+    return wanted
 
 
 def recipe_of(manifest: Manifest) -> Recipe:
