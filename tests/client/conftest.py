@@ -11,12 +11,34 @@ import pytest
 import polo
 from polo.client.enrolled import Address, LiveEnrolment
 
-_spec = importlib.util.spec_from_file_location("standin", Path(__file__).with_name("standin.py"))
-assert _spec is not None
-assert _spec.loader is not None
-standin = importlib.util.module_from_spec(_spec)
-sys.modules["standin"] = standin
-_spec.loader.exec_module(standin)
+
+def _load(name: str) -> Any:
+    """A module beside this one, there for tests as `import name`."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+standin = _load("standin")
+real_registry = _load("real_registry")
+_load("mortal")
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Starts real registries: `serve(tasks)`, with settings by name."""
+    started = []
+
+    def start(tasks: str = "", **settings: Any) -> Any:
+        started.append(real_registry.Served(tmp_path, tasks, **settings))
+        return started[-1]
+
+    yield start
+    for served in started:
+        served.stop()
 
 
 @pytest.fixture

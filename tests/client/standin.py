@@ -4,6 +4,7 @@ It keeps everything in memory and shares no code with the real one; what it shar
 protocol. `lie` names what it says wrong from then on.
 """
 
+import hashlib
 import http.server
 import json
 import secrets
@@ -16,7 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 import polo
 from polo.keys import Ed25519Verifier
 from polo.protocol import log_tree, nonces, requests, signing
-from polo.protocol.entries import Entry, leaf_hash, live_nonce
+from polo.protocol.entries import Entry, leaf_hash, live_nonce, without_opening
 from polo.protocol.log_notes import Checkpoint, NoteKey, sign_checkpoint
 from polo.protocol.records import Enrolment, Manifest, Receipt
 from polo.protocol.uniqueness import Uniqueness
@@ -46,6 +47,7 @@ class StandIn:
         self.issuer, self.log_key = polo.Identity.generate(), polo.Identity.generate()
         self.lie, self.busy = "", 0
         self.asks: set[int] = set()
+        self.together_at_most: int | None = None
         self.requests: list[tuple[str, str]] = []
         self.secrets: dict[str, bytes] = {}
         self.enrolments: dict[str, Enrolment] = {}
@@ -202,6 +204,17 @@ class StandIn:
         if where[1] == "commitments":
             if request.command == "GET":
                 return 200, {"items": [], "next": None}, {}
+            if request.headers["Content-Type"] == "application/octet-stream":
+                if self.together_at_most is not None and len(body) > self.together_at_most:
+                    raise Refusal(413, "body.too-large", "too much at once")
+                body, opening = without_opening(body)
+                digest = hashlib.sha256(opening).hexdigest()
+                self.uploads[digest] = {
+                    "kind": "opening",
+                    "sha256": digest,
+                    "data": opening,
+                    "size": len(opening),
+                }
             return self._commit(name, body)
         if where[1] in ("challenges", "verifications"):
             return 200, {where[1]: []}, {}

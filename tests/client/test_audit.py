@@ -400,5 +400,22 @@ def test_the_command_line(
     assert run("log", "audit", "http://127.0.0.1:1/", "--since", tmp_path / "none") == 2
 
 
+def test_a_witness_signs_no_fork(
+    served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    OTHER.save(tmp_path / "w.key")
+    command = ["log", "witness", served.url, "--key", tmp_path / "w.key", "--name", "w.example"]
+    command += ["--save", tmp_path / "seen.json"]
+    entries = usual(30)
+    served.write(entries)
+    # A folder takes no cosignatures, but what was seen is kept before it is signed.
+    assert run(*command) == 2
+    assert (tmp_path / "seen.json").exists()
+    entries[3] = entry(30, 0).to_bytes()
+    served.write([*entries, entry(31, 0).to_bytes()])
+    assert run(*command) == 1
+    assert "cosigned" not in capsys.readouterr().out
+
+
 def test_a_bundle_is_a_tile_of_entries() -> None:
     assert Tile.parse("tile/entries/001.p/44", place="x") == Tile(None, 1, 44)

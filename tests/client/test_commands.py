@@ -98,7 +98,6 @@ def test_submit_says_at_once_that_the_registry_is_down(
         Client.__init__.__kwdefaults__, "patience", http.Patience(tries=2, first=0.01)
     )
     registry.stop()
-    monkeypatch.setattr("polo.cli.submit._WAIT", 60.0)
     before = time.monotonic()
     assert run(["submit", str(cut_off), "--key", str(key)]) == 2
     assert time.monotonic() - before < 30
@@ -126,6 +125,11 @@ def test_submit_with_another_key(
     told = capsys.readouterr().err
     assert "belongs to another key" in told
     assert "Give the key that it was trained with" in told
+
+
+def test_the_status_of_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["status", str(tmp_path)]) == 2
+    assert "neither a proof nor an enrolment" in capsys.readouterr().err
 
 
 def test_submit_what_is_no_proof(

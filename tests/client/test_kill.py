@@ -2,13 +2,12 @@
 
 import json
 import random
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from mortal import Worker
 
 import polo
 from polo.client.enrolled import LiveEnrolment
@@ -17,40 +16,7 @@ from polo.verifier import Outcome
 
 pytestmark = pytest.mark.slow
 
-TESTS = Path(__file__).parent.parent
 KILLS = 12
-
-
-class Worker:
-    """Trains in children that die."""
-
-    def __init__(self, folder: Path, options: dict[str, Any]) -> None:
-        command = [sys.executable, str(TESTS / "hostile" / "crash_worker.py"), str(folder)]
-        self._process = subprocess.Popen(
-            [*command, str(TESTS), json.dumps(options)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self._read() == {"ready": True}
-
-    def order(self, **order: Any) -> dict[str, Any]:
-        assert self._process.stdin
-        self._process.stdin.write(json.dumps(order) + "\n")
-        self._process.stdin.flush()
-        return self._read()
-
-    def _read(self) -> dict[str, Any]:
-        assert self._process.stdout
-        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
-        return answer
-
-    def close(self) -> None:
-        assert self._process.stdin
-        assert self._process.stdout
-        self._process.stdin.close()
-        self._process.wait(timeout=60)
-        self._process.stdout.close()
 
 
 @pytest.fixture(params=["all", "streaming"])
@@ -100,7 +66,7 @@ def test_killed_at_random_instants(
 ) -> None:
     rng = random.Random(7)
     for _ in range(KILLS):
-        worker.order(after=rng.uniform(0.02, 0.6))
+        worker.order(after=rng.uniform(0.02, 0.6), epochs=400)  # More than it can do in time.
         check_log(registry, tmp_path / "proof")
     finish(worker, registry, tmp_path, task)
 

@@ -14,9 +14,6 @@ from polo.client.client import Client
 from polo.client.enrolled import LiveEnrolment
 from polo.client.http import Patience
 from polo.errors import RegistryError
-from polo.registry.context import Registry
-from polo.registry.serving import server_of
-from polo.registry.settings import Settings
 from polo.verifier import Outcome
 
 TASKS = """
@@ -30,55 +27,14 @@ checkpoints = 0.5
 """
 
 
-class Served:
-    """The real registry on a loopback port; it can be stopped and started."""
-
-    def __init__(self, folder: Path, tasks: str) -> None:
-        offers = folder / "tasks.toml"
-        offers.write_text(tasks)
-        self._settings = Settings(
-            data=folder / "registry",
-            origin="registry.test/log",
-            tasks=str(offers),
-            rate=10_000,
-            guest_rate=10_000,
-        )
-        self.port = 0
-        self.start()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def start(self) -> None:
-        self.registry = Registry.open(self._settings, migrate=True)
-        self._server = server_of(self.registry, port=self.port)
-        self._thread = threading.Thread(target=self._server.run, daemon=True)
-        self._thread.start()
-        deadline = time.monotonic() + 20
-        while not self._server.started:
-            assert self._thread.is_alive()
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        self.port = self._server.servers[0].sockets[0].getsockname()[1]
-
-    def stop(self) -> None:
-        self._server.should_exit = True
-        self._thread.join(30)
-        assert not self._thread.is_alive()
-        self.registry.close()
-
-
 @pytest.fixture
-def real(tmp_path: Path) -> Iterator[Served]:
+def real(serve: Callable[..., Any]) -> Any:
     """A real registry that offers digits."""
-    served = Served(tmp_path, TASKS)
-    yield served
-    served.stop()
+    return serve(TASKS)
 
 
 @pytest.fixture
-def client(real: Served, alice: polo.Identity) -> Iterator[Client]:
+def client(real: Any, alice: polo.Identity) -> Iterator[Client]:
     """Alice's client of it."""
     with Client(real.url, alice, patience=Patience(tries=3, first=0.05)) as made:
         yield made
@@ -99,7 +55,7 @@ def test_who_is_not_registered_is_told_so(client: Client) -> None:
 
 @pytest.mark.slow
 def test_a_streamed_run_from_enrolment_to_verdict(
-    client: Client, real: Served, alice: polo.Identity, tmp_path: Path,
+    client: Client, real: Any, alice: polo.Identity, tmp_path: Path,
     train_digits: Callable[..., Any], capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip

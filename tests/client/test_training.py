@@ -11,7 +11,7 @@ import pytest
 
 import polo
 from polo.client.enrolled import LiveEnrolment
-from polo.errors import DistrustError, OutageError, RegistryError, TermsError
+from polo.errors import ChainError, DistrustError, OutageError, RegistryError, TermsError
 from polo.prover.receiving import ReceiptWarning
 from polo.storage import writer
 from polo.storage.folder import ProofFolder, receipts_path, state_path_of
@@ -162,6 +162,19 @@ def test_streaming_keeps_two_checkpoints_and_answers_challenges(
     for item in registry.uploads.values():
         assert len(item["data"]) == item["size"]
     accepted(proof.path, registry, task)
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_small_openings_travel_with_their_commitments(
+    registry: Any, enrolled: Enrol, train: Train, small: bool
+) -> None:
+    """A registry that takes less in one request gets them as uploads."""
+    registry.together_at_most = None if small else 2000
+    proof = train(enrolled(history="streaming"), retention="streaming", on_outage="wait")
+    assert proof.shards == 3
+    assert [item["kind"] for item in registry.uploads.values()].count("opening") == 3
+    uploaded = [path for method, path in registry.requests if method == "PATCH"]
+    assert len(uploaded) == (0 if small else 3)
 
 
 def test_streaming_needs_a_registry(train: Train, enrol: Any) -> None:
@@ -316,3 +329,18 @@ def test_a_statement_on_other_weights_is_refused(
         train(enrolled(uniqueness=True), epochs=1)
     assert found.value.code == "registry.wrong-statement"
     assert not registry.manifests
+
+
+def test_a_closed_chain_is_left_as_it_is(
+    registry: Any, enrolled: Enrol, train: Train, task: Any
+) -> None:
+    """Who starts the same script with more epochs must not spoil the proof that was accepted."""
+    enrolment = enrolled()
+    closed = train(enrolment, epochs=2).manifest
+    # The same once more changes nothing.
+    assert train(enrolment, epochs=2).manifest == closed
+    with pytest.raises(ChainError, match="closed at its registry") as refused:
+        train(enrolment, epochs=4)
+    assert "--parent" in refused.value.advice
+    assert ProofFolder(refused.value.place).manifest() == closed
+    accepted(Path(refused.value.place), registry, task)

@@ -18,6 +18,7 @@ from polo.cli import (
     bundles,
     data,
     enrol,
+    identity,
     keys,
     live,
     log,
@@ -40,6 +41,7 @@ app = App(
     help_epilogue="Start with: polo quickstart",
     version=__version__,
     help_format="plaintext",
+    suppress_keyboard_interrupt=False,
 )
 app.command(quickstart.quickstart)
 app.command(keys.keygen)
@@ -48,6 +50,7 @@ app.command(data.data)
 app.command(enrol.enrol)
 app.command(submit.submit)
 app.command(live.status)
+app.command(identity.identity)
 app.command(validate.validate)
 app.command(verify.verify)
 app.command(verify.show)

@@ -1,19 +1,29 @@
 """Enrolling at a registry, and how a chain stands there: `polo enrol --registry`, `polo status`."""
 
+import contextlib
+import secrets
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polo.cli.keys import passphrase_of
-from polo.cli.output import Flag, print_json
-from polo.errors import StoreError, TermsError
+from polo.cli.output import Flag, print_json, said_if_slow
+from polo.errors import OutageError, RegistryError, StoreError, TermsError
 
 if TYPE_CHECKING:
     from polo.client.client import Client
     from polo.client.enrolled import LiveEnrolment
     from polo.keys import Identity
+    from polo.protocol.records import Terms
 
 ISSUER_FILE = "issuer.pub"
+ASKED_FILE = ".asked"
+"""Holds the word that an enrolment was asked for with, until it is there."""
+
+_BUILDING = (
+    "{url} builds the model of {task} to make terms for it; the first time that takes a while …"
+)
 
 
 def enrol_at(
@@ -53,9 +63,9 @@ def enrol_at(
     origin = glance(parent)[1].enrolment.digest.hex() if parent else None
     with Client(url, key) as client:
         client.register(name)
-        made = client.enrol(
-            task, bits=bits, data=committed.to_json() if committed else None, parent=origin
-        ).save(out)
+        given = committed.to_json() if committed else None
+        with _word(out) as word, said_if_slow(_BUILDING.format(url=url, task=task)):
+            made = client.enrol(task, once=word, bits=bits, data=given, parent=origin).save(out)
     save_public(made.record.issuer, out / ISSUER_FILE)
     if json:
         print_json(made.record.to_json())
@@ -63,7 +73,40 @@ def enrol_at(
     print(f"{out / 'enrolment.json'}  terms, signed by {made.address.origin}; public")
     print(f"{out / 'registry.json'}  where the registry is")
     print(f"{out / ISSUER_FILE}  the registry's key, for whoever verifies")
+    terms = made.record.terms
+    least, most = terms.shards.least, terms.shards.most
+    print(f"terms: {least} to {most} shards, marks of {terms.scheme.bits} bits; {_kept(terms)}")
     print(f'train with polo.Prover("{out}", key=…, store=…)')
+
+
+def _kept(terms: "Terms") -> str:
+    """What is kept of the checkpoints, and so which retention to train with."""
+    return {
+        "any": "keep of the checkpoints what you like",
+        "all": 'keep all checkpoints: retention="all"',
+        "streaming": 'openings go to the registry: retention="streaming" saves room',
+        "after-close": 'keep all checkpoints for draws after the close: retention="all"',
+    }.get(terms.history, terms.history)
+
+
+@contextlib.contextmanager
+def _word(out: Path) -> Iterator[str]:
+    """A word for the enrolment that belongs into a folder: asked for twice, it comes once."""
+    from polo.storage import atomic
+
+    path, is_new = out / ASKED_FILE, not out.exists()
+    if not path.exists():
+        atomic.write(path, secrets.token_hex(16).encode())
+    try:
+        yield path.read_text(errors="replace")[:64]
+    except RegistryError as error:
+        # Whether one that went away has enrolled us nobody knows: the word is for asking again.
+        if not isinstance(error, OutageError):
+            path.unlink()
+            if is_new:
+                out.rmdir()
+        raise
+    path.unlink()
 
 
 def refuse_terms(**given: object) -> None:
@@ -108,10 +151,17 @@ def status(
     from polo.client.client import Client
     from polo.client.enrolled import REGISTRY_FILE, LiveEnrolment
     from polo.keys import Identity
+    from polo.storage.folder import MANIFEST_FILE
 
     signer = Identity.load(key, passphrase_of() if passphrase else None) if key else None
     if (what / REGISTRY_FILE).exists():
         enrolment = LiveEnrolment.load(what)
+    elif not (what / MANIFEST_FILE).exists():
+        raise StoreError(
+            "there is neither a proof nor an enrolment here",
+            place=str(what),
+            advice="Give the folder that you train into, or the one that polo enrol made.",
+        )
     else:
         enrolment = LiveEnrolment.of_proof(what, registry)
     address = enrolment.address
@@ -139,14 +189,23 @@ def _print_status(found: dict[str, Any], enrolment: "LiveEnrolment") -> None:
 
     about, terms = found["enrolment"], enrolment.record.terms
     print(f"enrolment {enrolment.id[:16]}…  at {enrolment.address.origin}")
-    print(f"{terms.task.name}: {plain(str(about.get('state')))}, {about.get('shards')} shards")
+    state, shards = plain(str(about.get("state"))), about.get("shards")
+    asked = f" of {terms.shards.least} to {terms.shards.most}" if state == "open" else ""
+    print(f"{terms.task.name}: {state}, {shards} {'shard' if shards == 1 else 'shards'}{asked}")
+    if "verifications" not in found and about.get("verdict"):
+        print(plain(f"the registry's verdict: {about['verdict']}"))
+    if about.get("keep_until"):
+        print(f"the registry keeps your files until {day(about['keep_until'])}")
+    elif about.get("removed"):
+        print(f"the registry removed your files on {day(about['removed'])}, as the terms say")
     for item in found["commitments"]:
         given = "receipt" if item.get("receipt") else "waits for a challenge"
         shard = item.get("shard")
         name = f"shard {shard}" if shard else "start"
         print(f"  {name:<9} {day(item.get('time'))}  log {item.get('index')}  {given}")
     for asked in found.get("challenges", ()):
-        words = f"{asked.get('kind')} of shard {asked.get('shard')}: {asked.get('state')}"
+        about_what = f" of shard {asked['shard']}" if asked.get("shard") else ""
+        words = f"{asked.get('kind')}{about_what}: {asked.get('state')}"
         print(plain(f"challenge {words}, due {day(asked.get('due'))} {asked.get('detail', '')}"))
     for done in found.get("verifications", ()):
         print(

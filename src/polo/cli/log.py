@@ -52,7 +52,8 @@ def audit(
         A file to keep what is known now; if it is there, only what is new is read.
     key
         The log's key, as terms with level receipts name it. By default that of
-        the saved file, or else the one that the registry itself says.
+        the saved file, else that in the proof's terms, or else the one that the
+        registry itself says.
     json
         Print JSON.
     """
@@ -62,7 +63,7 @@ def audit(
     before, older = _before(save), [*_notes(since, proof)]
     reader = LogReader(url)
     try:
-        known = _key(key, before, reader)
+        known, believed = _key(key, before, proof, reader)
         with progress_bar() as tell:
             report = auditing.audit(reader, known, before=before, since=older, listener=tell)
     finally:
@@ -72,8 +73,78 @@ def audit(
     if json:
         print_json(_json(report, known))
     else:
-        _show(report, known, believed=key is None and before is None)
+        _show(report, known, believed=believed)
     return 1 if report.findings else 0
+
+
+@log.command
+def witness(
+    url: str,
+    /,
+    *,
+    key: Path,
+    name: str,
+    save: Path,
+    log_key: str | None = None,
+    passphrase: Flag = False,
+) -> int:
+    """Audit a registry's log, and cosign it if it went on from what you saw before.
+
+    Example: polo log witness https://registry.example --key witness.key
+    --name witness.example --save seen.json
+
+    Run it again and again, by a timer. Whoever asks for you in terms needs your
+    key as it is printed, and so does the registry's operator (setting
+    witnesses). Never lose the saved file: it is what you saw. Exit code 0
+    cosigned or nothing new, 1 the log lies, and nothing was signed, 2 could not
+    decide.
+
+    Parameters
+    ----------
+    url
+        Address of the registry.
+    key
+        Your private key, for this alone; polo keygen makes one.
+    name
+        Your name, as a witness: printable, without spaces and +.
+    save
+        What you saw of the log; only what is new is read.
+    log_key
+        The log's key; by default that of the saved file, or the one that the registry says.
+    passphrase
+        Your key is protected: ask, or take POLO_PASSPHRASE.
+    """
+    import time
+
+    from polo.cli.keys import passphrase_of
+    from polo.client import audit as auditing
+    from polo.client.log_reader import LogReader
+    from polo.keys import Identity
+    from polo.protocol import log_notes
+
+    signer = Identity.load(key, passphrase_of() if passphrase else None)
+    own = log_notes.NoteKey(name, signer.public_key, log_notes.COSIGNATURE)
+    before, reader = _before(save), LogReader(url)
+    try:
+        known, believed = _key(log_key, before, None, reader)
+        with progress_bar() as tell:
+            report = auditing.audit(reader, known, before=before, listener=tell)
+        _show(report, known, believed=believed)
+        print(f"your key: {own.text}")
+        if report.findings:
+            return 1
+        if report.audited:
+            # Kept before it is signed: what was signed must never be forgotten.
+            _write(save, report.audited)
+        if report.checkpoint:
+            note = log_notes.Note.parse(report.note, place=url)
+            line = log_notes.cosign(note.text, name, signer, int(time.time()))
+            # Alone, since others' lines under it would be taken, and ours left aside.
+            reader.cosign(log_notes.Note(note.text, (line,)))
+            print(f"cosigned, with {report.checkpoint.size} entries")
+    finally:
+        reader.close()
+    return 0
 
 
 @log.command
@@ -85,8 +156,9 @@ def collect(
     Example: polo log collect https://registry.example proof --key alice.key
 
     Where terms ask for witnesses, a receipt comes before they have cosigned.
-    Run this once they have; the proof is signed anew. Exit code 0 every entry
-    was seen by enough of them, 2 not yet.
+    Run this once they have; the proof is signed anew. polo submit does it by
+    itself before it closes the chain; a closed proof should stay as it is.
+    Exit code 0 every entry was seen by enough of them, 2 not yet.
 
     Parameters
     ----------
@@ -116,31 +188,34 @@ def collect(
     if json:
         print_json({"new": found.new, "missing": found.missing})
     else:
-        print(f"{found.new} new, {found.missing} not seen by {asked.quorum} witnesses yet")
+        print(f"{found.new} new, {found.missing} not seen by {asked.words} yet")
     return 2 if found.missing else 0
 
 
 def _asked(proof: Path) -> "Asked":
     from polo.client.witnesses import Asked
     from polo.errors import TermsError
-    from polo.evidence.receipts.rules import LEVEL, Rules
     from polo.storage.folder import ProofFolder
 
-    manifest = ProofFolder(proof).manifest()
-    if all(item.level != LEVEL for item in manifest.terms.evidence):
-        raise TermsError("the terms ask for no receipts", place=str(proof))
-    rules = Rules.of(manifest.terms, manifest.enrolment.issuer)
-    if not rules.witnesses:
+    asked = Asked.of(ProofFolder(proof).manifest().enrolment)
+    if asked is None:
         raise TermsError("the terms ask for no witness", place=str(proof))
-    return Asked(rules.origin, rules.log, rules.witnesses, rules.quorum)
+    return asked
 
 
-def _key(text: str | None, before: "Audited | None", reader: "LogReader") -> "NoteKey":
+def _key(
+    text: str | None, before: "Audited | None", proof: Path | None, reader: "LogReader"
+) -> tuple["NoteKey", bool]:
+    """The log's key, and whether it is only the registry's own word."""
+    from polo.client.checking import log_of
     from polo.protocol.log_notes import NoteKey
+    from polo.storage.folder import ProofFolder
 
-    if text is None and before is None:
-        return reader.key()
-    return NoteKey.parse(text or (before.key if before else ""), place="--key")
+    if text is not None or before is not None:
+        return NoteKey.parse(text or (before.key if before else ""), place="--key"), False
+    if proof is not None:
+        return log_of(ProofFolder(proof).manifest().enrolment)[1], False
+    return reader.key(), True
 
 
 def _before(save: Path | None) -> "Audited | None":
@@ -196,6 +271,8 @@ def _show(report: "Report", key: "NoteKey", *, believed: bool) -> None:
         entries = f"{head.size} {'entry' if head.size == 1 else 'entries'}"
         print(plain(f"✓ {head.origin}: {entries} of {counted(report.chains, 'chain')}"))
         print(f"  root {head.root.hex()}, as signed; {report.read} of them read now")
+    if report.keys and report.keys[-1] != key:
+        print(plain(f"  its key changed, as the one before signed: {report.keys[-1].text}"))
     if report.unsigned:
         words = "of them carry signatures that nobody can check: the registry does not show whose"
         print(f"! {report.unsigned} {words}")
@@ -208,6 +285,7 @@ def _json(report: "Report", key: "NoteKey") -> dict[str, object]:
     return {
         "format": "polo/audit/1",
         "key": key.text,
+        "keys": [item.text for item in report.keys],
         "checkpoint": report.note,
         "size": head.size if head else 0,
         "read": report.read,

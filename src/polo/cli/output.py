@@ -3,6 +3,7 @@
 import contextlib
 import json
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
@@ -49,3 +50,15 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
             bar.update(tasks[what], completed=done, total=total)
 
         yield tell
+
+
+@contextlib.contextmanager
+def said_if_slow(text: str, *, seconds: float = 1.5) -> Iterator[None]:
+    """Say on standard error what is waited for, if it is not over soon."""
+    timer = threading.Timer(seconds, lambda: print(text, file=sys.stderr, flush=True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

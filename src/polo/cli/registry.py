@@ -81,8 +81,10 @@ def serve(
     need_parts("serving")
     from polo.registry import observing
     from polo.registry.context import Registry
+    from polo.registry.tasks import offers
 
     settings = load(options, host=host, port=port, public_url=public_url)
+    offers.load(settings.tasks)  # A mistake in it is better told now than to the first trainer.
     before = os.umask(0o077)  # Whatever is made from here on is its owner's alone.
     try:
         with _listen(settings) as listening:
@@ -91,7 +93,6 @@ def serve(
                 settings = load(options, host=host, port=free, public_url=public_url)
             with closing(Registry.open(settings, migrate=migrate)) as opened:
                 observing.log_to(sys.stderr, settings.log_level)
-                _greet(opened)
                 _run(opened, listening)
     finally:
         os.umask(before)
@@ -122,35 +123,64 @@ def migrate(*, to: str = "head", options: Options = DEFAULT) -> None:
 
 
 @keys.command
-def rotate(*, json: Flag = False, options: Options = DEFAULT) -> None:
-    """Make a new issuer key for new enrolments; what old ones signed stays valid.
+def rotate(*, log: Flag = False, json: Flag = False, options: Options = DEFAULT) -> None:
+    """Make a new issuer key, or a new key of the log; what old ones signed stays valid.
 
-    A running registry takes the new key for its next enrolment. The log's key
-    does not change.
+    A running registry takes the new issuer key for its next enrolment, and a
+    new key of the log for its next checkpoint. The log's old key signs a note
+    that names the new one, which polo log audit follows.
+
+    Examples:
+    polo registry keys rotate
+
+    polo registry keys rotate --log
 
     Parameters
     ----------
+    log
+        Change the log's key instead of the issuer's.
     json
         Print JSON.
     """
     need_parts()
     from polo.registry.context import Registry
-    from polo.registry.events.service import note
 
     opened = Registry.open(load(options))
     try:
         now = opened.clock()
-        with opened.database.begin() as connection:
-            opened.database.lock(connection, "keys")
-            fresh = opened.vault.rotate(connection, now)
-            note(connection, "keys.rotated", fresh.id, actor="operator at the machine", now=now)
+        key = _rotated(opened, log, now)
     finally:
         opened.close()
     if json:
-        print_json({"issuer": fresh.public_key.hex(), "since": now})
-        return
-    print(f"new enrolments are signed by {fresh.public_key.hex()}")
-    print("verifiers who trust the old key need the new one, too: GET /v1/keys")
+        print_json({"log" if log else "issuer": key, "since": now})
+    elif log:
+        print(f"checkpoints are signed by {key}")
+        print("witnesses and auditors who know the old key follow: GET /v1/log/rollovers")
+    else:
+        print(f"new enrolments are signed by {key}")
+        print("verifiers who trust the old key need the new one, too: GET /v1/keys")
+
+
+def _rotated(opened: "Registry", log: bool, now: int) -> str:
+    """The new key, as others will write it."""
+    from polo.protocol.log_notes import NoteKey
+    from polo.registry.commitments.sequencer import LOCK
+    from polo.registry.events.service import note
+    from polo.registry.log import keys as log_keys
+
+    origin = opened.settings.origin
+    with opened.database.begin() as connection:
+        opened.database.lock(connection, LOCK)  # No checkpoint may come in between.
+        opened.database.lock(connection, "keys")
+        if log:
+            fresh = log_keys.rotate(opened.vault, connection, origin, now)
+            key = NoteKey(origin, fresh.public_key).text
+        else:
+            fresh = opened.vault.rotate(connection, now)
+            key = fresh.public_key.hex()
+        action = "keys.log-rotated" if log else "keys.rotated"
+        note(connection, action, fresh.id, key, actor="operator at the machine", now=now)
+    return key
 
 
 @registry.command
@@ -288,9 +318,10 @@ def _greet(opened: "Registry") -> None:
 
 
 def _run(opened: "Registry", listening: socket.socket) -> None:
-    from polo.registry.serving import server_of
+    from polo.registry.serving import SWITCH, server_of
 
-    server = server_of(opened)
+    sys.setswitchinterval(SWITCH)
+    server = server_of(opened, started=lambda: _greet(opened))
     for number in (signal.SIGTERM, signal.SIGINT):
         # The server takes these over while it runs, and raises them again when it has ended:
         # by then everything was done in order, which is no failure.

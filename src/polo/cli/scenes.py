@@ -41,7 +41,7 @@ from polo.prover.sealing import Effort, Sealed, Setting, seal
 from polo.receipts import OfflineEnrolment
 from polo.storage.folder import MANIFEST_FILE, ProofFolder, checkpoint_path, evidence_path
 from polo.storage.writer import ProofWriter
-from polo.watermark.mark import carrier_of
+from polo.watermark.mark import Mark, carrier_of
 from polo.weights.checkpoint import Checkpoint, checkpoint_of
 from polo.weights.hashing import commit
 
@@ -93,12 +93,23 @@ def forge(
     *,
     shards: int,
     evaluate: Callable[[], float],
+    before: Callable[[int, Mark], None] | None = None,
 ) -> Forgery:
     """Somebody who only has a finished model makes up a whole chain, without one training step.
 
     It begins with the start that the enrolment fixes, as it must, and goes on with the stolen
     weights. The finishing step alone presses each mark; the steps it declares never happened, and
     its record of them is made up.
+
+    Args:
+        model: The stolen model, which the marks are pressed into.
+        enrolment: The forger's enrolment.
+        key: The forger's key.
+        out: The proof folder to write.
+        shards: How many shards to make up.
+        evaluate: Measures the model, after every shard.
+        before: May change the model before a shard's mark is pressed into it, or press it itself;
+            told both.
     """
     terms, source = enrolment.record.terms, enrolment.nonces
     writer = ProofWriter(out, key, Retention("all", 1, False))
@@ -121,7 +132,7 @@ def forge(
         nonce = source.of(number)
         assert nonce is not None
         began = time.perf_counter()
-        sealed, opening = forger.shard(nonce, root)
+        sealed, opening = forger.shard(nonce, root, before)
         seconds += time.perf_counter() - began
         metrics = {terms.task.metric: round(evaluate() * MILLION)}
         made_up, files = replace(sealed.record, metrics=metrics), {}
@@ -178,17 +189,22 @@ class _Forger:
         self._parameters = parameters_of(model)
         self._carrier = carrier_of(self._terms, checkpoint_of(model).layout)
 
-    def shard(self, nonce: Nonce, previous: bytes) -> tuple[Sealed, Opening]:
+    def shard(
+        self, nonce: Nonce, previous: bytes, before: Callable[[int, Mark], None] | None
+    ) -> tuple[Sealed, Opening]:
         """One shard that took no training."""
         seed = chain.seed_of(self._enrolment, nonce, previous=previous)
         # The budget of the finishing step binds nobody who writes their own code.
         loose = replace(self._terms, finish=FinishTerms(MILLION, self._terms.finish.margin))
         embedder = Embedder(loose, self._carrier, seed, self._parameters)
+        if before:
+            before(nonce.shard, embedder.mark)
+        embed = self._terms.thresholds.embed
         sealed = seal(
             self._model,
             self._parameters,
             embedder,
-            embedder.finish(),
+            None if embedder.read().reaches(embed) else embedder.finish(),
             setting=Setting(
                 terms=self._terms,
                 carrier=self._carrier,

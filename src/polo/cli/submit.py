@@ -1,7 +1,9 @@
 """`polo submit`: what a run that crashed or was cut off left to do at its registry."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
 
 from polo.cli.keys import passphrase_of
 from polo.cli.live import day
@@ -13,9 +15,9 @@ if TYPE_CHECKING:
     from polo.client.enrolled import LiveEnrolment
     from polo.keys import Identity
     from polo.protocol.records import Manifest
+    from polo.prover.answering import Answering
 
 _CODES = {"accepted": 0, "rejected": 1}
-_WAIT = 3600.0
 
 
 def submit(
@@ -23,8 +25,11 @@ def submit(
     /,
     *,
     key: Path,
+    asker: Annotated[Path | None, Parameter(name="--as")] = None,
     registry: str | None = None,
     close: Flag = False,
+    unwitnessed: Flag = False,
+    wait: float = 3600.0,
     data: Path | None = None,
     arrays: Path | None = None,
     task: str | None = None,
@@ -50,11 +55,18 @@ def submit(
     proof
         Your proof; what is private must lie beside it.
     key
-        Your private key.
+        Your private key, with which it was trained.
+    asker
+        The key that took its place at the registry since (polo identity rotate).
     registry
         Address of the registry, if it is another than when it was trained.
     close
         Close the chain although training did not finish: it cannot be gone on with then.
+    unwitnessed
+        Close the chain although the witnesses that the terms name have not cosigned: nobody can
+        accept it then.
+    wait
+        Most seconds to wait for a receipt, for witnesses, and for the verdict.
     data
         Folder that polo data made, to answer a replay challenge.
     arrays
@@ -85,9 +97,12 @@ def submit(
             place=str(proof),
             advice="Give the key that it was trained with: --key",
         )
-    errand = _Errand(proof, enrolment, signer, say=not json)
+    caller = Identity.load(asker, passphrase_of() if passphrase else None) if asker else signer
+    errand = _Errand(proof, enrolment, signer, caller, say=not json, wait=wait)
     try:
-        if not errand.hand_in(close=close):
+        if data is not None and arrays is not None:
+            errand.prepare(data, arrays, task, device)
+        if not errand.hand_in(close=close, unwitnessed=unwitnessed):
             return _ended({"state": "open"}, json)
         left = errand.answer(data, arrays, task, device)
         if left or no_verify:
@@ -102,7 +117,14 @@ class _Errand:
     """One visit to the registry, with one proof."""
 
     def __init__(
-        self, proof: Path, enrolment: "LiveEnrolment", signer: "Identity", *, say: bool
+        self,
+        proof: Path,
+        enrolment: "LiveEnrolment",
+        signer: "Identity",
+        caller: "Identity",
+        *,
+        say: bool,
+        wait: float,
     ) -> None:
         from polo.storage.folder import ProofFolder
         from polo.storage.writer import ProofWriter
@@ -111,10 +133,12 @@ class _Errand:
         self._enrolment = enrolment
         self._signer = signer
         self._print = print if say else lambda *_: None
+        self._wait = wait
         retention = ProofFolder(proof).manifest().retention
         self._writer: ProofWriter = ProofWriter(proof, signer, retention)
-        self._source = enrolment.source(signer)
-        self._client: Client = enrolment.client(signer)
+        self._source = enrolment.source(signer, asker=caller)
+        self._client: Client = enrolment.client(caller)
+        self._answering: Answering | None = None
 
     def close(self) -> None:
         """Let go of proof and registry."""
@@ -122,7 +146,24 @@ class _Errand:
         self._client.close()
         self._writer.close()
 
-    def hand_in(self, *, close: bool) -> bool:
+    def prepare(self, data: Path, arrays: Path, task: str | None, device: str | None) -> None:
+        """Be ready to run steps of the newest shard again, if they are drawn before its receipt."""
+        from polo.cli.data import load_arrays
+        from polo.cli.devices import checked_device
+        from polo.cli.tasks import load_task
+        from polo.evidence.receipts.rules import replays
+        from polo.evidence.replay.data import DataSource
+        from polo.prover.answering import Answering
+
+        terms = self._manifest.terms
+        if replays(terms):
+            source = DataSource.load(data.parent if data.is_file() else data, load_arrays(arrays))
+            own = load_task(task or terms.task.name)
+            self._answering = Answering(
+                self._proof, own, source, self._signer, checked_device(device)
+            )
+
+    def hand_in(self, *, close: bool, unwitnessed: bool) -> bool:
         """Get the last receipt and close the chain; whether it is closed now."""
         from polo.client import closing
         from polo.client.submitting import commit_open
@@ -130,7 +171,16 @@ class _Errand:
         self._client.enrolment(self._enrolment.id)  # One that is away is said now, not in an hour.
         with progress_bar() as tell:
             tell("waiting for the last receipt", 0, 1)
-            if commit_open(self._writer, self._source, seconds=_WAIT):
+            running = self._answering
+            if commit_open(
+                self._writer,
+                self._source,
+                seconds=self._wait,
+                respond=running.ask if running else None,
+                work=running.work if running else lambda: None,
+            ):
+                if running:
+                    running.clear()
                 self._print(f"shard {len(self._manifest.shards)} has its receipt now")
         if not self._manifest.finished:
             if not close:
@@ -142,7 +192,14 @@ class _Errand:
             self._writer.finish(0)
         self._writer.close()
         with progress_bar() as tell:
-            closing.close(self._client, self._proof, self._signer, tell)
+            closing.close(
+                self._client,
+                self._proof,
+                self._signer,
+                tell,
+                wait=self._wait,
+                unwitnessed=unwitnessed,
+            )
         self._print(
             f"the chain is closed, with {len(self._manifest.shards)} shards; all nonces come from "
             "the registry's secret"
@@ -157,10 +214,16 @@ class _Errand:
 
         with progress_bar() as tell:
             left = closing.answer_checkpoints(self._client, self._manifest, self._proof, tell)
+            if closing.asks_replay(self._manifest):
+                drawn = closing.drawn_replays(
+                    self._client, self._enrolment.id, tell, seconds=self._wait
+                )
+                left = [asked for asked in drawn if asked.get("state") == "open"]
         if left and (data is None or arrays is None):
+            first = min(int(asked["due"]) for asked in left)
             self._print(
-                f"{len(left)} replay challenges are open, the first is due "
-                f"{day(min(int(asked['due']) for asked in left))}: give --data and --arrays"
+                "the registry has drawn steps to run again: give --data and --arrays to answer. "
+                f"Without an answer by {day(first)} the chain has failed"
             )
             return left
         for asked in left:
@@ -215,7 +278,7 @@ class _Errand:
             done = closing.awaited(
                 lambda: self._client.verification(number),
                 lambda words: tell(f"verifying: {words}", 0, 1),
-                seconds=_WAIT,
+                seconds=self._wait,
             )
         if report and done.get("report"):
             report.write_bytes(self._client.report(number))
@@ -236,7 +299,7 @@ class _Errand:
             judging = states.count("answered") + states.count("open")
             return {"state": "running" if judging else "done", "progress": "judging checkpoints"}
 
-        awaited(look, tell, seconds=_WAIT)
+        awaited(look, tell, seconds=self._wait)
 
     @property
     def _manifest(self) -> "Manifest":

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from polo.client.log_reader import LogReader
 from polo.errors import FormatError, PoloError, RegistryError, SignatureError
 from polo.keys import Ed25519Verifier
-from polo.protocol import log_notes, log_tree, merkle, signing
+from polo.protocol import log_tree, merkle, signing
 from polo.protocol.entries import MAX_CHECKPOINT, Entry, leaf_hash
 from polo.protocol.fields import Bytes, Integer, ListOf, Nested, Record, Text, of
 from polo.protocol.log_notes import Checkpoint, Note, NoteKey
+from polo.protocol.log_rollover import Lineage
 from polo.protocol.log_tiles import HEIGHT, WIDTH, Tile, tiles_of
 from polo.protocol.log_tree import MAX_SIZE
 from polo.protocol.records import MAX_SHARDS
@@ -85,6 +86,7 @@ class Report:
         since: Entries that an earlier audit had read.
         read: Entries that were read now.
         chains: Chains in the log.
+        keys: The log's keys, the newest last, as far as they lead from the one that was known.
         unsigned: Entries whose signature was not checked, as the registry shows no enrolment.
         findings: Everything that is wrong, at most 100 of them.
         audited: What to keep for the next audit; None if something is wrong.
@@ -95,6 +97,7 @@ class Report:
     since: int = 0
     read: int = 0
     chains: int = 0
+    keys: tuple[NoteKey, ...] = ()
     unsigned: int = 0
     findings: list[Finding] = field(default_factory=list)
     audited: Audited | None = None
@@ -117,7 +120,7 @@ def audit(
 
     Args:
         reader: The log.
-        key: Its key.
+        key: Its key, or one that it had: newer ones are followed as the older signed for them.
         before: What an earlier audit kept.
         since: Older checkpoints, which the log must go on from.
         listener: Hears how much is done.
@@ -145,15 +148,27 @@ class _Audit:
         self._tail: list[bytes] = []
         self._chains = {item.enrolment: item for item in before.chains} if before else {}
         self._provers: dict[bytes, bytes | None] = {}
+        self._lineage = self._followed()
         if before is not None:
             self._check_kept(before)
+
+    def _followed(self) -> Lineage:
+        """The log's keys, from the known one on; a change that its keys did not sign is refused."""
+        place = f"{self._reader.url}/v1/log/rollovers"
+        try:
+            return Lineage.of(self._key, self._reader.rollovers(), self._verifier, place=place)
+        except RegistryError:
+            raise
+        except PoloError as error:
+            self._report.add(f"a change of its key is not to be believed: {error.message}")
+            return Lineage((self._key,))
 
     def _check_kept(self, before: Audited) -> None:
         """Refuse what was kept of another log, or was changed since."""
         place = "kept audit"
         note = Note.parse(before.checkpoint, place=place)
         old = self._opened(note, place)
-        if before.key != self._key.text or old.size != before.size:
+        if before.key not in {key.text for key in self._lineage.keys} or old.size != before.size:
             raise FormatError("is of another log", place=place)
         if old.root != _root(before.tiles, before.tail):
             raise FormatError("was changed since it was written", place=place)
@@ -178,21 +193,23 @@ class _Audit:
             return report
         self._read(head)
         self._compare(head)
-        for item in older:
+        for item in (*older, *(change.at for change in self._lineage.rollovers)):
             self._check_older(item, head)
         self._sum_up(head)
         return report
 
     def _opened(self, note: Note, place: str) -> Checkpoint:
-        return log_notes.open_checkpoint(note, self._key, self._verifier, place=place)
+        return self._lineage.open(note, self._verifier, place=place)
 
     def _sum_up(self, head: Checkpoint) -> None:
         report = self._report
         report.read, report.chains = head.size - report.since, len(self._chains)
+        report.keys = self._lineage.keys
         if not report.findings:
             chains = tuple(self._chains[name] for name in sorted(self._chains))
+            key = self._lineage.newest.text
             report.audited = Audited(
-                self._key.text, report.note, tuple(self._tiles), tuple(self._tail), chains
+                key, report.note, tuple(self._tiles), tuple(self._tail), chains
             )
 
     def _read(self, head: Checkpoint) -> None:

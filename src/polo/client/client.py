@@ -1,5 +1,9 @@
 """`polo.Client`: a registry, as a program sees it."""
 
+import hashlib
+import json
+import re
+import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +16,10 @@ from polo.client.http import MAX_PAGE, Connection, Patience, distrust
 from polo.client.uploads import Tell, upload
 from polo.errors import PoloError, RegistryError, SignatureError
 from polo.keys import Identity
-from polo.protocol import canonical, signing
-from polo.protocol.entries import Entry
+from polo.protocol import canonical, requests, signing
+from polo.protocol.entries import Entry, with_opening
 from polo.protocol.layout import Layout
-from polo.protocol.records import Enrolment, Manifest, identity_of
+from polo.protocol.records import Enrolment, Manifest
 from polo.receipts import Answer
 
 if TYPE_CHECKING:
@@ -67,7 +71,6 @@ class Client:
         transport: "httpx2.BaseTransport | None" = None,
     ) -> None:
         signer = Identity.load(identity) if isinstance(identity, (str, Path)) else identity
-        self._signer = signer
         self._connection = Connection(
             url, signer, origin=origin, patience=patience, transport=transport
         )
@@ -111,29 +114,71 @@ class Client:
         except RegistryError as error:
             if error.code != "identity.known":
                 raise
-            return self.identity(self._own_id())
+            return self.whoami()
 
     def identity(self, identity: str) -> dict[str, Any]:
         """What the registry knows of an identity."""
         return self._get(f"/v1/identities/{identity}")
 
-    def revoke(self) -> dict[str, Any]:
+    def whoami(self) -> dict[str, Any]:
+        """The identity that this client's key belongs to; refused if it has another key by now."""
+        key = self._key().hex()
+        found = self._get("/v1/identities", query={"key": key}, signed=False)
+        if found.get("key") != key:
+            raise SignatureError(
+                "this key was replaced by another, and does not count any more",
+                place=self.url,
+                advice=f"Use the key that begins with {str(found.get('key'))[:16]}.",
+            )
+        return found
+
+    def rotate(self, new: signing.Signer | str | Path) -> dict[str, Any]:
+        """Put another key in the place of this client's, which goes on with the new one.
+
+        The old key counts no more, and cannot come back. Chains that were enrolled with it are
+        still signed by it, so keep it until they are closed.
+
+        Args:
+            new: The new private key: a key file, or the key.
+        """
+        signer = Identity.load(new) if isinstance(new, (str, Path)) else new
+        old, number = self._key(), str(self.whoami().get("id"))
+        message = requests.rotation_message(number, old, signer.public_key)
+        body = {"key": signer.public_key.hex(), "signature": signer.sign(message).hex()}
+        try:
+            said = self._post(f"/v1/identities/{number}/rotate", body)
+        except RegistryError:
+            # A try whose answer was lost has been taken: the old key is refused since then.
+            said = self._get(f"/v1/identities/{number}", signed=False)
+            if said.get("key") != body["key"]:
+                raise
+        self._connection.signer = signer
+        return said
+
+    def revoke(self, reason: str = "") -> dict[str, Any]:
         """Give this client's identity up, for ever: nothing is accepted from it any more."""
-        return self._post(f"/v1/identities/{self._own_id()}/revoke", {})
+        number = self.whoami().get("id")
+        return self._post(f"/v1/identities/{number}/revoke", {"reason": reason})
 
     # Enrolments
 
-    def enrol(self, task: str, **options: Any) -> LiveEnrolment:
+    def enrol(self, task: str, *, once: str | None = None, **options: Any) -> LiveEnrolment:
         """Enrol for a task, under the terms that the registry makes.
 
         Args:
             task: The task.
+            once: A word of your own: with the same word the same enrolment comes again, within a
+                day, however often this is called. By default every call makes one, whose tries
+                are one all the same.
             options: What the registry lets one choose: `bits` of a mark; `data`, the record of
                 the training data where terms ask for replay; `parent`, the enrolment of the
                 closed chain that training goes on from.
         """
         body = {"task": task, **{k: v for k, v in options.items() if v is not None}}
-        said = self._post("/v1/enrolments", body)
+        # The word is for this body: with another one it would be another request's.
+        given = f"{once or secrets.token_hex(16)} {json.dumps(body, sort_keys=True)}"
+        word = hashlib.sha256(given.encode()).hexdigest()
+        said = self._post("/v1/enrolments", body, {"Idempotency-Key": word})
         record = self._record(said, Enrolment, "enrolment")
         layout = self._record(said, Layout, "layout")
         if record.identity != self._key() or layout.digest != record.terms.layout:
@@ -172,18 +217,23 @@ class Client:
     # Commitments
 
     def commit(
-        self, entry: Entry, enrolment: Enrolment, memory: LogMemory, *, tries: int | None = None
-    ) -> Answer | Asked:
+        self, entry: Entry, enrolment: Enrolment, memory: LogMemory, *, opening: bytes = b"",
+        tries: int | None = None,
+    ) -> Answer | Asked:  # fmt: skip
         """Commit to a start or a shard; the same entry leads to the same answer, however often.
 
         Args:
             entry: The signed entry.
             enrolment: What it is committed under.
             memory: What was seen of the log; all of the answer is held against it.
+            opening: The file of the shard's opening, if it is to travel along.
             tries: Most tries, if other than usual.
         """
         path = f"/v1/enrolments/{entry.enrolment.hex()}/commitments"
-        reply = self._connection.ask("POST", path, body=entry.to_bytes(), tries=tries, **_JSON)
+        body, kind = entry.to_bytes(), _JSON
+        if opening:
+            body, kind = with_opening(body, opening), _OCTETS
+        reply = self._connection.ask("POST", path, body=body, tries=tries, **kind)
         said = self._json(reply)
         if reply.status == 202:
             return self._asked(said.get("challenge"))
@@ -256,9 +306,17 @@ class Client:
         path = f"/v1/verifications/{verification}/report"
         return self._connection.ask("GET", path, limit=MAX_PAGE).body
 
-    def scan(self, enrolment: str) -> dict[str, Any]:
-        """Look for marks of other chains in the model of an enrolment; it is a job."""
-        return self._post("/v1/scans", {"enrolment": enrolment})
+    def scan(self, what: str | Path) -> dict[str, Any]:
+        """Look for marks of other chains in a model; it is a job, see `scanned`.
+
+        Args:
+            what: An enrolment of yours, by its id, for its last checkpoint; or the path of a
+                safetensors file, which is sent, and removed there when it was looked at.
+        """
+        if isinstance(what, str) and re.fullmatch("[0-9a-f]{64}", what):
+            return self._post("/v1/scans", {"enrolment": what})
+        raw = {"Content-Type": "application/octet-stream"}
+        return self._json(self._connection.ask("POST", "/v1/scans", body=Path(what), headers=raw))
 
     def scanned(self, scan: str) -> dict[str, Any]:
         """How a scan stands, with what it found at the end."""
@@ -284,8 +342,10 @@ class Client:
     ) -> dict[str, Any]:
         return self._json(self._connection.ask("GET", path, query=query, signed=signed))
 
-    def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        return self._json(self._connection.ask("POST", path, json_body=body))
+    def _post(
+        self, path: str, body: dict[str, Any], headers: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        return self._json(self._connection.ask("POST", path, json_body=body, headers=headers))
 
     def _json(self, reply: Any) -> dict[str, Any]:
         found: dict[str, Any] = reply.json(self.url)
@@ -324,14 +384,12 @@ class Client:
             raise distrust(f"its {name} cannot be read: {error}", place=self.url) from error
 
     def _key(self) -> bytes:
-        if self._signer is None:
+        if self._connection.signer is None:
             raise SignatureError(
                 "this needs a key", place=self.url, advice="Give one: polo.Client(URL, KEY)."
             )
-        return self._signer.public_key
-
-    def _own_id(self) -> str:
-        return identity_of(self._key()).hex()
+        return self._connection.signer.public_key
 
 
 _JSON: dict[str, Any] = {"headers": {"Content-Type": "application/json"}}
+_OCTETS: dict[str, Any] = {"headers": {"Content-Type": "application/octet-stream"}}

@@ -6,11 +6,12 @@ from concurrent.futures import Future
 from pathlib import Path
 
 from polo.client.client import Asked, Client
-from polo.client.closing import answer_checkpoints, close
+from polo.client.closing import answer_checkpoints, asks_replay, close
 from polo.client.enrolled import LiveEnrolment
-from polo.client.http import Patience
+from polo.client.http import Patience, distrust
 from polo.errors import OutageError, PoloError, RegistryError
 from polo.protocol import signing
+from polo.protocol.challenge import Challenge
 from polo.protocol.entries import Entry
 from polo.protocol.records import Shard
 from polo.receipts import Answer, Submission
@@ -23,7 +24,11 @@ BACKOFF = Patience(first=0.2, most=60.0)
 POLL = Patience(first=0.2, most=3.0)
 """How long to wait between looks while a challenge is being judged."""
 
+ATTACHED = 768 * 1024
+"""Bytes of an opening that travels in one request with its entry; a larger one is uploaded."""
+
 _JOIN = 5.0
+_TOO_LARGE = 413
 
 
 class LiveNonces:
@@ -56,17 +61,24 @@ class LiveNonces:
         self._stopped.clear()
         self.trouble = ""
         future: Future[Answer] = Future()
-        delivery = _Delivery(submission, self._entry(submission))
+        streams = self._enrolment.record.terms.history == "streaming"
+        delivery = _Delivery(submission, self._entry(submission), streams=streams)
         self._thread = threading.Thread(
             target=self._deliver, args=(delivery, future), name="polo-receipts", daemon=True
         )
         self._thread.start()
         return future
 
-    def finish(self, folder: Path) -> None:
+    def finish(self, folder: Path, *, wait: float = 0.0) -> None:
         """Close the chain, check the nonces, and show the checkpoints that are drawn now."""
-        manifest = close(self._client, folder, self._signer)
+        manifest = close(self._client, folder, self._signer, wait=wait)
         answer_checkpoints(self._client, manifest, folder)
+        if asks_replay(manifest):
+            logger.warning(
+                "the registry draws steps to run again now, and a chain that does not answer has "
+                "failed: polo submit %s --key KEY --data DATA --arrays ARRAYS",
+                folder,
+            )
 
     def close(self) -> None:
         """Stop; what was not answered is handed in again when the proof is gone on with."""
@@ -114,37 +126,97 @@ class LiveNonces:
 
     def _once(self, delivery: "_Delivery") -> Answer | None:
         """Do what is left to do; None while the registry is still judging."""
-        if delivery.opening_due and self._enrolment.record.terms.history == "streaming":
-            self._bring(delivery, "opening")
+        if delivery.opening_due:
+            if not delivery.attached:
+                self._bring(delivery, "opening")
+            if "record" in delivery.submission.files:
+                # Steps may be drawn from it as soon as the entry is in the log.
+                self._bring(delivery, "record")
             delivery.opening_due = False
+        if delivery.replay and not self._showed(delivery, *delivery.replay):
+            return None
         if delivery.waits_for and not self._is_judged(delivery.waits_for):
             return None
-        record = self._enrolment.record
-        answer = self._client.commit(delivery.entry, record, self._memory, tries=1)
+        answer = self._committed(delivery)
+        delivery.attached = False
         if isinstance(answer, Asked):
             self._respond(delivery, answer)
             return None
         return answer
 
+    def _committed(self, delivery: "_Delivery") -> Answer | Asked:
+        """Commit, with the opening if it is small and the registry takes it so."""
+        entry, record, opening = delivery.entry, self._enrolment.record, b""
+        if delivery.attached:
+            opening = self._file(delivery, "opening").read_bytes()
+        try:
+            return self._client.commit(entry, record, self._memory, opening=opening, tries=1)
+        except RegistryError as error:
+            if not opening or error.status != _TOO_LARGE:
+                raise
+        delivery.attached = False
+        self._bring(delivery, "opening")
+        return self._client.commit(entry, record, self._memory, tries=1)
+
     def _respond(self, delivery: "_Delivery", asked: Asked) -> None:
         """Answer a challenge: the receipt comes when the registry has judged it."""
+        if asked.kind == "replay":
+            self._begin_replay(delivery, asked)
+            return
         if asked.kind != "checkpoint":
             raise RegistryError(
-                f"asks for a {asked.kind} of shard {delivery.number} in the middle of training",
+                f"asks for a {asked.kind} of shard {delivery.number}, whatever that is",
                 code="challenge.kind",
                 place=self._client.url,
-                advice="This version answers that after the close only. Ask the operator for "
-                "other terms; the sealed shards are safe.",
+                advice="Use a version of PoLO that knows it; the sealed shards are safe.",
             )
         logger.info("the registry asks for the checkpoint of shard %d", delivery.number)
-        upload = self._bring(delivery, "checkpoint")
+        self._answer(delivery, asked.id, self._bring(delivery, "checkpoint"))
+
+    def _answer(self, delivery: "_Delivery", challenge: str, upload: str) -> None:
         try:
-            self._client.answer(asked.id, upload)
+            self._client.answer(challenge, upload)
         except RegistryError as error:
             # An earlier try, or an earlier run, has answered it.
             if isinstance(error, OutageError) or error.code != "challenge.over":
                 raise
-        delivery.waits_for = asked.id
+        delivery.waits_for = challenge
+
+    def _begin_replay(self, delivery: "_Delivery", asked: Asked) -> None:
+        """Have the steps that were drawn run again; the answer is sent when it is there."""
+        said = self._client.challenge(asked.id)
+        if said.get("state") != "open":
+            delivery.waits_for = asked.id
+            return
+        if delivery.submission.respond is None:
+            raise RegistryError(
+                f"has drawn steps of shard {delivery.number} to run again before its receipt",
+                code="challenge.kind",
+                place=self._client.url,
+                advice="Go on with training on the same store, which answers it, or give --data "
+                "and --arrays to polo submit. An unanswered challenge is a failed one.",
+            )
+        try:
+            challenge = Challenge.from_json(said.get("record"), "challenge")
+        except PoloError as error:
+            raise distrust(f"its challenge: {error}", place=self._client.url) from error
+        future = delivery.submission.respond(challenge, delivery.entry.leaf)
+        delivery.replay = asked.id, future
+
+    def _showed(self, delivery: "_Delivery", challenge: str, future: "Future[Path]") -> bool:
+        """Send the answer to a replay, once it is computed; whether it was."""
+        if not future.done():
+            return False
+        upload = self._client.upload(
+            future.result(),
+            enrolment=self._enrolment.id,
+            kind="answer",
+            shard=delivery.number,
+            tries=2,
+        )
+        self._answer(delivery, challenge, upload)
+        delivery.replay = None
+        return True
 
     def _is_judged(self, challenge: str) -> bool:
         """Whether an answer was judged; refuses to wait for a receipt that will not come."""
@@ -159,27 +231,34 @@ class LiveNonces:
         return said.get("state") == "passed"
 
     def _bring(self, delivery: "_Delivery", kind: str) -> str:
-        file = delivery.submission.files.get(kind)
-        if file is None:
-            raise PoloError(
-                f"the {kind} of shard {delivery.number} is not here any more",
-                place=str(delivery.submission.folder),
-            )
         return self._client.upload(
-            delivery.submission.folder / file.path,
+            self._file(delivery, kind),
             enrolment=self._enrolment.id,
             kind=kind,
             shard=delivery.number,
             tries=2,
         )
 
+    def _file(self, delivery: "_Delivery", kind: str) -> Path:
+        file = delivery.submission.files.get(kind)
+        if file is None:
+            raise PoloError(
+                f"the {kind} of shard {delivery.number} is not here any more",
+                place=str(delivery.submission.folder),
+            )
+        return delivery.submission.folder / file.path
+
 
 class _Delivery:
     """A commitment on its way, and what was done for it."""
 
-    def __init__(self, submission: Submission, entry: Entry) -> None:
+    def __init__(self, submission: Submission, entry: Entry, *, streams: bool) -> None:
         self.submission = submission
         self.entry = entry
         self.number = submission.number
-        self.opening_due = submission.number > 0
+        self.opening_due = streams and submission.number > 0
+        opening = submission.files.get("opening")
+        small = opening is not None and opening.size <= ATTACHED
+        self.attached = self.opening_due and small
         self.waits_for = ""
+        self.replay: tuple[str, Future[Path]] | None = None

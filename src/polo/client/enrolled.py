@@ -77,21 +77,33 @@ class LiveEnrolment:
         return LogMemory(origin, key, self.folder / MEMORY_FILE if self.folder else None)
 
     def client(self, signer: signing.Signer, registry: str | None = None) -> "Client":
-        """A client of the registry, for whoever holds the enrolled key.
+        """A client of the registry.
 
         Args:
-            signer: The enrolled key.
+            signer: The key that counts there: the enrolled one, or that which took its place.
             registry: The registry's address, if it has moved.
         """
         from polo.client.client import Client
 
         return Client(registry or self.address.url, signer, origin=self.address.origin)
 
-    def source(self, signer: signing.Signer, registry: str | None = None) -> NonceSource:
-        """The source of nonces; see `polo.receipts.EnrolmentSource`."""
+    def source(
+        self,
+        signer: signing.Signer,
+        registry: str | None = None,
+        *,
+        asker: signing.Signer | None = None,
+    ) -> NonceSource:
+        """The source of nonces; see `polo.receipts.EnrolmentSource`.
+
+        Args:
+            signer: The enrolled key, which signs entries.
+            registry: The registry's address, if it has moved.
+            asker: The key that counts at the registry, if another took the place of the enrolled.
+        """
         from polo.client.courier import LiveNonces
 
-        return LiveNonces(self, self.client(signer, registry), signer)
+        return LiveNonces(self, self.client(asker or signer, registry), signer)
 
     def remember(self, state: Path, registry: str | None = None) -> None:
         """Note beside a proof where its registry is, so that it can be handed in from there."""

@@ -1,11 +1,14 @@
 """Requests to a registry: signed, bounded, tried again where that can help."""
 
+import hashlib
 import json
+import os
 import random
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode, urlsplit
 
@@ -18,6 +21,7 @@ from polo.errors import (
     SignatureError,
 )
 from polo.protocol import requests, signing
+from polo.weights.files import open_plain
 
 if TYPE_CHECKING:
     import httpx2
@@ -28,6 +32,7 @@ MAX_PAGE = 256 * 1024 * 1024
 
 _AWAY = (408, 425, 429, 500, 502, 503, 504)
 _LONGEST_WAIT = 300.0
+_PIECE = 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,9 @@ class Connection:
         origin: The registry's name, which signatures are for; None to ask it when it is needed.
         patience: How often to try.
         transport: What carries the requests, instead of the network.
+
+    Attributes:
+        signer: Who asks from now on.
     """
 
     def __init__(
@@ -95,7 +103,7 @@ class Connection:
     ) -> None:
         self.url = checked_url(url)
         self.origin = origin
-        self._signer = signer
+        self.signer = signer
         self.patience = patience
         self._prefix = urlsplit(self.url).path
         self._httpx = _httpx()
@@ -116,7 +124,7 @@ class Connection:
         path: str,
         *,
         query: Mapping[str, object] | None = None,
-        body: bytes | None = None,
+        body: bytes | Path | None = None,
         json_body: Any = None,
         headers: Mapping[str, str] | None = None,
         signed: bool = True,
@@ -129,7 +137,7 @@ class Connection:
             method: GET, POST, …
             path: Path below the registry's address, from `/v1` on.
             query: Parameters.
-            body: The body, as bytes.
+            body: The body, as bytes, or the file that holds it.
             json_body: The body, as what JSON can say.
             headers: More headers.
             signed: Whether to sign it, where there is a key.
@@ -153,36 +161,48 @@ class Connection:
             try:
                 return self._once(make(), limit)
             except OutageError as error:
-                if not left:
+                # What TLS objects to stays so, however often one tries.
+                if not left or "SSL:" in error.message:
                     raise
                 time.sleep(min(max(wait, error.retry_after), _LONGEST_WAIT))
         raise AssertionError
 
     def _maker(
-        self, method: str, target: str, body: bytes, headers: dict[str, str], *, signed: bool
+        self,
+        method: str,
+        target: str,
+        body: bytes | Path,
+        headers: dict[str, str],
+        *,
+        signed: bool,
     ) -> "Callable[[], httpx2.Request]":
         """Makes the request; each try is signed anew, since a signature holds once."""
         address = self.url[: len(self.url) - len(self._prefix)] + target
+        digest, size = _measured(body)
 
         def make() -> "httpx2.Request":
             sent = dict(headers)
-            if signed and self._signer:
-                sent["Authorization"] = self._authorization(method, target, body)
+            if signed and self.signer:
+                sent["Authorization"] = self._authorization(method, target, digest)
+            if isinstance(body, Path):
+                # A file of unknown length would be sent in chunks, which a registry refuses.
+                sent["Content-Length"] = str(size)
+            content = _pieces(body) if isinstance(body, Path) else body
             made: httpx2.Request = self._client.build_request(
-                method, address, content=body, headers=sent
+                method, address, content=content, headers=sent
             )
             return made
 
         return make
 
-    def _authorization(self, method: str, target: str, body: bytes) -> str:
-        assert self._signer is not None
+    def _authorization(self, method: str, target: str, digest: bytes) -> str:
+        assert self.signer is not None
         if self.origin is None:
             said = self.ask("GET", "/v1/keys", signed=False).json(self.url)
             self.origin = _word(said.get("origin"), 256)
         nonce = secrets.token_bytes(requests.NONCE_BYTES)
-        return requests.sign(
-            self._signer, method, self.origin, target, body, time=int(time.time()), nonce=nonce
+        return requests.sign_over(
+            self.signer, method, self.origin, target, digest, time=int(time.time()), nonce=nonce
         )
 
     def _once(self, request: "httpx2.Request", limit: int) -> Reply:
@@ -236,6 +256,21 @@ def checked_url(url: str) -> str:
     return url.rstrip("/")
 
 
+def _measured(body: bytes | Path) -> tuple[bytes, int]:
+    """Digest and size of a body."""
+    if isinstance(body, bytes):
+        return requests.body_digest(body), len(body)
+    with open_plain(body) as file:
+        size = os.fstat(file.fileno()).st_size
+        return hashlib.file_digest(file, "sha256").digest(), size  # type: ignore[arg-type]
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    with open_plain(path) as file:
+        while piece := file.read(_PIECE):
+            yield piece
+
+
 def _bounded(response: "httpx2.Response", limit: int, place: str) -> bytes:
     if response.headers.get("Content-Encoding", "identity") != "identity":
         raise distrust("a packed answer, which nobody asked for", place=place)
@@ -276,6 +311,12 @@ def _out_of_reach(why: str) -> str:
     """What to do where no connection came about."""
     if "WRONG_VERSION_NUMBER" in why:
         return "It does not speak https. A registry without a TLS proxy is at http://…"
+    if "CERTIFICATE_VERIFY_FAILED" in why:
+        return (
+            "Its certificate does not hold here. Is this its address, and does the clock go right?"
+        )
+    if "Name or service not known" in why or "name resolution" in why:
+        return "There is no such name. Is the address right, and is this machine online?"
     return "Is this the address of a registry, and is it running?"
 
 
@@ -284,8 +325,13 @@ def _advice(code: str, advice: str, said: Mapping[str, Any]) -> str:
         return "Is this the address of a registry? Give the one that its operator named."
     if code == "caller.stale":
         return f"Set this machine's clock: it says {time.strftime('%H:%M:%S', time.gmtime())} UTC."
+    if code == "identity.missing":
+        return "Is this the right key and registry? polo enrol --registry URL registers a key."
     if code == "caller.unknown-key":
-        return "Use the key that was registered, or register this one: polo enrol --registry URL"
+        return (
+            "Use the key that was registered, or register this one: polo enrol --registry URL. "
+            "If another took its place since: polo submit PROOF --key OLD --as NEW"
+        )
     return advice
 
 

@@ -9,6 +9,7 @@ from polo.protocol import log_tiles
 from polo.protocol.entries import MAX_CHECKPOINT
 from polo.protocol.fields import Bytes, Integer, ListOf, Text
 from polo.protocol.log_notes import Note, NoteKey
+from polo.protocol.log_rollover import MAX_ROLLOVERS
 from polo.protocol.log_tiles import HASH_BYTES, MAX_BUNDLE, WIDTH, Tile
 from polo.protocol.log_tree import MAX_SIZE, Lookup
 from polo.protocol.records import Enrolment
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     import httpx2
 
 _GONE = (401, 403, 404, 410)
+_NOTE = Text(MAX_CHECKPOINT, r"[^\x00-\x09\x0b-\x1f]*")
 
 
 class LogReader:
@@ -54,6 +56,19 @@ class LogReader:
         said = self._connection.ask("GET", "/v1/keys").json(self.url)
         place = f"{self.url}/v1/keys"
         return NoteKey.parse(str(said.get("log")), place=place)
+
+    def rollovers(self) -> list[Note]:
+        """What the log's keys signed about each other; none where the registry shows none."""
+        path = "/v1/log/rollovers"
+        try:
+            said = self._connection.ask("GET", path).json(self.url)
+        except RegistryError as error:
+            if error.status in _GONE:
+                return []
+            raise
+        place = f"{self.url}{path}"
+        texts = ListOf(_NOTE, MAX_ROLLOVERS).read(said.get("rollovers"), place)
+        return [Note.parse(text, place=place) for text in texts]
 
     def checkpoint(self) -> Note | None:
         """The newest checkpoint, whoever signed it; None if the log is empty."""
@@ -116,8 +131,14 @@ class LogReader:
         place = f"{self.url}/v1/log/inclusion"
         path = ListOf(Bytes(32), 64).read(said.get("path"), place)
         size = Integer(1, MAX_SIZE).read(said.get("size"), place)
-        note = Text(MAX_CHECKPOINT, r"[^\x00-\x09\x0b-\x1f]*").read(said.get("checkpoint"), place)
+        note = _NOTE.read(said.get("checkpoint"), place)
         return size, path, note
+
+    def cosign(self, note: Note) -> None:
+        """Hand a checkpoint in that a witness signed; the registry keeps lines it knows."""
+        kind = {"Content-Type": "text/plain; charset=utf-8"}
+        body = str(note).encode()
+        self._connection.ask("POST", "/v1/log/cosignatures", body=body, headers=kind)
 
     def _tile(self, tile: Tile, limit: int) -> tuple[Tile, bytes]:
         """A tile or bundle; the whole one where a part of it is not served any more."""

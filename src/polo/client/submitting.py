@@ -1,37 +1,52 @@
 """Handing a proof in from its folder: what a run that crashed, or was cut off, left to do."""
 
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable
 from concurrent.futures import wait
+from dataclasses import replace
 from pathlib import Path
 
 from polo.client.client import Client
-from polo.client.closing import RUNNING
+from polo.client.closing import RUNNING, bring_records
 from polo.client.enrolled import LiveEnrolment
 from polo.client.uploads import Tell
 from polo.errors import OutageError, RegistryError
-from polo.protocol.records import Manifest
-from polo.receipts import NonceSource
+from polo.receipts import NonceSource, Respond
 from polo.storage.bundle import whole, write_bundle
 from polo.storage.folder import ProofFolder
 from polo.storage.writer import ProofWriter
 
+_LOOK = 0.25
 
-def commit_open(writer: ProofWriter, source: NonceSource, *, seconds: float) -> bool:
+
+def commit_open(
+    writer: ProofWriter,
+    source: NonceSource,
+    *,
+    seconds: float,
+    respond: "Respond | None" = None,
+    work: Callable[[], None] = lambda: None,
+) -> bool:
     """Get the receipt of the newest shard, or of the start, if it is missing; whether it was.
 
     Args:
         writer: The proof.
         source: The registry, as the source of nonces.
         seconds: Most seconds to wait.
+        respond: Answers what is drawn from the shard's steps before its receipt.
+        work: Called again and again while the receipt is waited for; computes those answers.
     """
     manifest = writer.manifest
     assert manifest is not None
     newest = manifest.shards[-1] if manifest.shards else manifest.start
     if newest.receipt is not None:
         return False
-    future = source.commit(writer.submission())
-    wait([future], timeout=seconds)
+    future = source.commit(replace(writer.submission(), respond=respond))
+    until = time.monotonic() + seconds
+    while not future.done() and time.monotonic() < until:
+        work()
+        wait([future], timeout=min(_LOOK, max(0.0, until - time.monotonic())))
     if not future.done():
         raise OutageError(
             f"no receipt for shard {len(manifest.shards)} within {seconds:g} s"
@@ -57,21 +72,12 @@ def bring_files(client: Client, enrolment: LiveEnrolment, proof: Path, tell: Tel
     folder = ProofFolder(proof)
     manifest = folder.manifest()
     if enrolment.record.terms.history == "streaming":
-        for shard, path in _records(manifest):
-            client.upload(
-                folder.file(path), enrolment=enrolment.id, kind="record", shard=shard, tell=tell
-            )
+        bring_records(client, manifest, proof, "evidence/", tell)
         return None
     with tempfile.TemporaryDirectory(prefix="polo-") as temporary:
         bundle = Path(temporary) / "proof.polo"
         write_bundle(folder, bundle, whole(manifest))
         return client.upload(bundle, enrolment=enrolment.id, kind="proof", tell=tell)
-
-
-def _records(manifest: Manifest) -> Iterator[tuple[int, str]]:
-    for file in manifest.files:
-        if file.path.startswith("evidence/"):
-            yield int(file.path.rpartition("/")[2][:6]), file.path
 
 
 def verify(client: Client, enrolment: str, upload: str | None) -> str:
