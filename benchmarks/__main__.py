@@ -23,6 +23,7 @@ NAMES = (
     "recording",
     "replay",
     "registry",
+    "streaming",
     "cli",
     "quickstart",
     "deltas",
@@ -55,17 +56,18 @@ def main(arguments: list[str] | None = None) -> int:
 def runs(benchmark: Benchmark, quick: bool) -> Iterator[dict[str, Any]]:
     """Run one benchmark; what is recorded of it, after each figure."""
     watch, began = machine.Watch(), time.monotonic()
-    figures: list[dict[str, Any]] = []
+    # A figure that comes again, with more samples, takes the place of the one before.
+    figures: dict[str, Any] = {}
     for figure in benchmark.run(quick):
-        figures.append(figure.to_json())
-        print(f"  {line(benchmark.name, figures[-1])}", file=sys.stderr, flush=True)
+        figures[figure.name] = figure.to_json()
+        print(f"  {line(benchmark.name, figures[figure.name])}", file=sys.stderr, flush=True)
         yield {
             "title": benchmark.title,
             "date": machine.now(),
             "quick": quick,
             "seconds": round(time.monotonic() - began, 1),
             "load": watch.seen(),
-            "figures": figures,
+            "figures": list(figures.values()),
         }
 
 

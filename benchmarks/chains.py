@@ -100,8 +100,12 @@ def terms_of(registry: Registry, history: str = "any") -> Terms:
 
 def enrol(registry: Registry, count: int, history: str = "any") -> list[Prover]:
     """So many provers, each with an open enrolment."""
-    terms, now = terms_of(registry, history), registry.clock()
-    layout = LAYOUT.to_bytes()
+    return admit(registry, terms_of(registry, history), LAYOUT, count)
+
+
+def admit(registry: Registry, terms: Terms, layout: Layout, count: int) -> list[Prover]:
+    """So many provers, each with an open enrolment under these terms."""
+    now = registry.clock()
     people, chains, made = [], [], []
     with registry.database.begin() as connection:
         issuer = registry.vault.issuer(connection)
@@ -120,7 +124,7 @@ def enrol(registry: Registry, count: int, history: str = "any") -> list[Prover]:
                     "identity": key.id,
                     "task": "draft",
                     "record": record.to_bytes(),
-                    "layout": layout,
+                    "layout": layout.to_bytes(),
                     "secret": registry.vault.seal(secret, about_secret(prover.id)),
                     "state": "open",
                     "shards": 0,

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from polo.tasks.digits import Digits
+from polo_lab.data import cifar
 from polo_lab.models.resnet import ResNet, resnet18
 
 WIDTH = 16
@@ -155,14 +156,13 @@ def _folder() -> Path:
 
 def _cifar() -> Path | None:
     named = os.environ.get("POLO_DATA")
-    folder = Path(named) / "cifar-10-batches-bin" if named else None
+    folder = Path(named) / cifar.BINARY if named else None
     return folder if folder and (folder / "data_batch_1.bin").exists() else None
 
 
 def _read(path: Path, most: int) -> Data:
-    records = np.fromfile(path, np.uint8, count=most * 3073).reshape(-1, 3073)
-    images = torch.from_numpy(records[:, 1:].reshape(-1, 3, 32, 32).astype(np.float32) / 127.5 - 1)
-    return images, torch.from_numpy(records[:, 0].astype(np.int64))
+    images, labels = cifar.records(path).first(most)
+    return torch.from_numpy(images.astype(np.float32) / 127.5 - 1), torch.from_numpy(labels)
 
 
 def _enlarged(data: Data) -> Data:

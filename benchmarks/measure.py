@@ -1,6 +1,7 @@
 """Interleaved timing, and what follows from the samples: medians, ratios, spreads."""
 
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -50,9 +51,24 @@ def interleave(
         rounds: How many times each.
         before: What to do, untimed, right before a side.
     """
+    *_, samples = itertools.islice(turns(sides, before=before), rounds)
+    return samples
+
+
+def turns(
+    sides: Mapping[str, Callable[[], Any]],
+    *,
+    before: Mapping[str, Callable[[], Any]] | None = None,
+) -> Iterator[Samples]:
+    """Time all sides in turn for as long as somebody asks; all samples so far, after each round.
+
+    Args:
+        sides: What to time, by name; one untimed round comes first.
+        before: What to do, untimed, right before a side.
+    """
     before = before or {}
     samples: Samples = {name: [] for name in sides}
-    for number in range(rounds + 1):
+    for number in itertools.count():
         for name, side in sides.items():
             if name in before:
                 before[name]()
@@ -61,7 +77,8 @@ def interleave(
             spent = time.perf_counter() - began
             if number:
                 samples[name].append(spent)
-    return samples
+        if number:
+            yield samples
 
 
 @contextlib.contextmanager

@@ -22,7 +22,6 @@ from polo.protocol import requests
 from polo.protocol.entries import with_opening
 from polo.protocol.records import Enrolment, Nonce
 
-
 _JSON, _OCTETS = "application/json", "application/octet-stream"
 
 

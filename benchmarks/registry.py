@@ -7,20 +7,18 @@ takes single rows, one transaction each, to show what the disk allows.
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import insert
 
-from benchmarks import chains, databases, growth
+from benchmarks import chains, databases, growth, serving
 from benchmarks.figures import Benchmark, Figure, Target, amount_of, missing
 from polo.registry.context import Registry
 from polo.registry.schema import log_leaves
@@ -59,12 +57,14 @@ def run(quick: bool) -> Iterator[Figure]:
 def _load(kind: str, folder: Path, quick: bool) -> Iterator[Figure]:
     seconds, rounds = (1.0, 1) if quick else (10.0, 7)
     with databases.database(kind, folder) as url:
-        settings = Settings(data=folder / "data", database=url, origin=ORIGIN, port=_free_port())
+        settings = Settings(
+            data=folder / "data", database=url, origin=ORIGIN, port=serving.free_port()
+        )
         registry = Registry.open(settings, migrate=True)
         try:
             provers = chains.enrol(registry, CLIENTS)
             single, found = [], []
-            with _serving(settings) as server:
+            with serving.serving(settings) as server:
                 shards = [0] * CLIENTS
                 _round(settings, server, provers, shards, seconds / 3)
                 for _ in range(rounds):
@@ -98,47 +98,6 @@ def _load(kind: str, folder: Path, quick: bool) -> Iterator[Figure]:
         note="each made with its mark, sent along, and the mark read by the registry; one round",
         details={"p50_ms": round(opened.p50 * 1e3, 1), "p99_ms": round(opened.p99 * 1e3, 1)},
     )
-
-
-@contextmanager
-def _serving(settings: Settings) -> Iterator["subprocess.Popen[bytes]"]:
-    """The server in a process of its own, until it is told to stop."""
-    given = {
-        "DATA": settings.data,
-        "DATABASE": settings.database,
-        "ORIGIN": settings.origin,
-        "PORT": settings.port,
-        "RATE": 10**6,
-        "GUEST_RATE": 10**6,
-    }
-    environment = {f"POLO_REGISTRY_{name}": str(value) for name, value in given.items()}
-    with (settings.data / "server.log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "polo", "registry", "serve"],
-            env={**os.environ, **environment},
-            stdout=log,
-            stderr=log,
-        )
-    try:
-        _await(settings, process)
-        yield process
-    finally:
-        process.terminate()
-        process.wait(60)
-
-
-def _await(settings: Settings, process: "subprocess.Popen[bytes]") -> None:
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            socket.create_connection((settings.host, settings.port), 1).close()
-        except OSError:
-            if process.poll() is not None or time.monotonic() > deadline:
-                said = (settings.data / "server.log").read_text()[-2000:]
-                raise RuntimeError(f"the server did not start: {said}") from None
-            time.sleep(0.05)
-        else:
-            return
 
 
 def _round(
@@ -204,13 +163,6 @@ def _cpu(pid: int) -> float:
     """Seconds of processor time that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
 
 
 def _median(values: list[float]) -> float:

@@ -18,7 +18,7 @@ import torch
 
 import polo
 from benchmarks.figures import Benchmark, Figure, Target, amount_of
-from benchmarks.measure import interleave, one_thread
+from benchmarks.measure import Samples, one_thread, turns
 from polo.evidence.replay import challenge as challenges
 from polo.evidence.replay.asking import SHORTCUT
 from polo.evidence.replay.recipe import draws_for
@@ -30,6 +30,8 @@ from polo_lab.tasks import Cifar, DigitsConv
 CAUGHT = 0.99
 _DRAWS = draws_for(SHORTCUT, CAUGHT)
 _ROUNDS = 5
+_MORE_ROUNDS = 7
+"""Rounds where that many take no longer than training; an interval of few rounds is wide."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ def run(quick: bool) -> Iterator[Figure]:
     """Every size that this machine is for."""
     for task, size in _sizes(quick):
         with tempfile.TemporaryDirectory(prefix="polo-bench-") as folder, one_thread():
-            yield from _measured(task, size, Path(folder), 1 if quick else _ROUNDS)
+            yield from _measured(task, size, Path(folder), quick=quick)
 
 
 def _sizes(quick: bool) -> Iterator[tuple[LabTask, Size]]:
@@ -76,7 +78,8 @@ def _plan(task: LabTask, rate: float, steps: int, *, shards: int, every: int) ->
     return Plan("momentum", "cosine", rate, shards, passes, batch, every, _DRAWS, 2, 3)
 
 
-def _measured(task: LabTask, size: Size, folder: Path, rounds: int) -> Iterator[Figure]:
+def _measured(task: LabTask, size: Size, folder: Path, *, quick: bool) -> Iterator[Figure]:
+    """The figures of one size; those of the verifier again after each round."""
     case = Case(task, size.plan, 1, folder, ("chain", "replay"))
     trained = case.victim
     drawn = challenges.draw(trained.proof, ends=False)
@@ -98,10 +101,19 @@ def _measured(task: LabTask, size: Size, folder: Path, rounds: int) -> Iterator[
     verdict = verify(True)
     if verdict.outcome is not polo.Outcome.ACCEPTED:
         raise RuntimeError(f"an honest run was not accepted: {verdict.headline()}")
-    samples = interleave({"replay": lambda: verify(True), "chain": lambda: verify(False)}, rounds)
-    yield from _figures(size, case, trained, samples, answering, verdict)
+    sides = {"replay": lambda: verify(True), "chain": lambda: verify(False)}
+    for number, samples in enumerate(turns(sides), 1):
+        yield from _figures(size, case, trained, samples, answering, verdict)
+        if quick or number >= _rounds(samples, trained.seconds):
+            break
     yield _size_of(size, folder, trained)
     shutil.rmtree(folder / "answer")
+
+
+def _rounds(samples: Samples, training: float) -> int:
+    """How many rounds are taken, by the time that the last one took."""
+    spent = sum(seconds[-1] for seconds in samples.values())
+    return _MORE_ROUNDS if _MORE_ROUNDS * spent <= training else _ROUNDS
 
 
 def _figures(

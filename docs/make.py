@@ -43,9 +43,14 @@ COMMANDS = (
     "transfer show",
     "log",
     "log audit",
+    "log witness",
     "log collect",
     "submit",
     "status",
+    "identity",
+    "identity show",
+    "identity rotate",
+    "identity revoke",
     "registry",
     "registry serve",
     "registry migrate",
@@ -69,7 +74,7 @@ lies (`log audit`); 2 could not decide, could not be done, or not understood.
 | `POLO_PASSPHRASE` | passphrase of a private key, instead of being asked |
 | `POLO_DEBUG` | show where an unexpected error happened |
 | `POLO_REGISTRY`, `_` and a name | that setting of a registry: docs/operate.md |
-| `POLO_DATA` | folder that holds `cifar-10-batches-bin`, for the laboratory's largest task |
+| `POLO_DATA` | folder that holds the laboratory's data sets, see [laboratory.md](laboratory.md) |
 """
 
 ROOT = Path(__file__).parents[1]
@@ -85,7 +90,7 @@ def main() -> None:
             subprocess.run([sys.executable, str(ROOT / script)], check=True)
         if BENCHMARKS.exists():
             subprocess.run([sys.executable, "-m", "benchmarks.report"], check=True, cwd=ROOT)
-        subprocess.run([sys.executable, "-m", "polo_lab.experiments.report"], check=True, cwd=ROOT)
+        subprocess.run([sys.executable, "-m", "polo_lab", "docs"], check=True, cwd=ROOT)
     (ROOT / "docs" / "commands.md").write_text(commands(), encoding="utf-8")
     (ROOT / "docs" / "errors.md").write_text(errors(), encoding="utf-8")
     for path, name, block in blocks():

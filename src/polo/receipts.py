@@ -6,18 +6,22 @@ while. Both are a `NonceSource`.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeAlias
 
 from polo.errors import SignatureError, StoreError, TermsError
 from polo.keys import Ed25519Verifier
 from polo.protocol import canonical, nonces, signing
+from polo.protocol.challenge import Challenge
 from polo.protocol.entries import Inclusion
 from polo.protocol.records import Enrolment, File, Nonce, NonceList, Receipt, Shard, Start
 from polo.weights.files import open_plain
+
+Respond: TypeAlias = "Callable[[Challenge, bytes], Future[Path]]"
+"""Answers a challenge, given the leaf of the shard's entry in the log; the answer is one file."""
 
 ENROLMENT_FILE = "enrolment.json"
 NONCES_FILE = "nonces.json"
@@ -34,11 +38,14 @@ class Submission:
         folder: The proof.
         files: The shard's files in it: its `opening`, its `checkpoint` while that is kept, the
             `record` of its steps where there is one.
+        respond: Answers what a registry draws from the shard's steps before it gives the receipt;
+            None where nobody here can.
     """
 
     about: Start | Shard
     folder: Path
     files: Mapping[str, File] = field(default_factory=dict)
+    respond: "Respond | None" = field(default=None, compare=False)
 
     @property
     def number(self) -> int:
@@ -75,10 +82,11 @@ class NonceSource(Protocol):
         the same again leads to the same answer.
         """
 
-    def finish(self, folder: Path) -> None:
+    def finish(self, folder: Path, *, wait: float = 0.0) -> None:
         """The proof in this folder is finished, answered for, and nobody holds its lock.
 
-        What the other side has to say on it may become part of it.
+        What the other side has to say on it may become part of it; that is waited for so many
+        seconds at most.
         """
 
     def close(self) -> None:
@@ -117,7 +125,7 @@ class OfflineNonces:
         """The nonce of the next shard, at once. Offline nobody notes what was committed to."""
         return answered(Answer(None, self.of(submission.number + 1)))
 
-    def finish(self, folder: Path) -> None:
+    def finish(self, folder: Path, *, wait: float = 0.0) -> None:
         """Offline nobody needs to know."""
 
     def close(self) -> None:

@@ -2,7 +2,8 @@
 
 Reads orders from standard input, one JSON object a line: {"after": seconds} kills a child with
 SIGKILL after that time, {"at": n} lets a child kill itself at its n-th call that touches the
-disk, {} lets it finish. Answers each with one JSON line.
+disk, {"asking": [method, end of the path, n, "before" or "after"]} at its n-th such request to
+a registry, {} lets it finish. Answers each with one JSON line.
 """
 
 import json
@@ -51,6 +52,8 @@ def main() -> None:
 def train(folder: Path, task: Any, options: dict[str, Any], order: dict[str, Any]) -> None:
     if "at" in order:
         die_at(order["at"])
+    if "asking" in order:
+        die_asking(*order["asking"])
     torch.manual_seed(0)
     model = task.build_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
@@ -69,6 +72,29 @@ def train(folder: Path, task: Any, options: dict[str, Any], order: dict[str, Any
 def note(log: int, text: str) -> None:
     os.write(log, text.encode())
     os.fsync(log)
+
+
+def die_asking(method: str, end: str, count: int, when: str) -> None:
+    """Die before the n-th such request is sent, or after its answer has come."""
+    from polo.client import courier
+    from polo.client.http import Connection
+
+    if method == "PATCH" or end == "/uploads":
+        courier.ATTACHED = 0  # Small openings are not uploaded otherwise.
+    real, left = Connection._once, count
+
+    def once(self: Connection, request: Any, limit: int) -> Any:
+        nonlocal left
+        is_one = request.method == method and request.url.path.endswith(end)
+        left -= is_one
+        if is_one and left == 0 and when == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        reply = real(self, request, limit)
+        if is_one and left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return reply
+
+    Connection._once = once  # type: ignore[method-assign]
 
 
 def die_at(count: int) -> None:

@@ -406,7 +406,7 @@ class Registry:
     def source(self, signer: signing.Signer, registry: str | None = None) -> "Registry":
         return self
 
-    def finish(self, folder: Path) -> None:
+    def finish(self, folder: Path, *, wait: float = 0.0) -> None:
         pass
 
     def close(self) -> None:

@@ -61,7 +61,7 @@ class Registry:
         """As a prover asks."""
         return answered(self.answer(submission.number, submission.about.root))
 
-    def finish(self, folder: Path) -> None:
+    def finish(self, folder: Path, *, wait: float = 0.0) -> None:
         """Nothing is left to do."""
 
     def close(self) -> None:

@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import os
+import time
 from dataclasses import replace
 
 import live_chain
@@ -167,3 +169,23 @@ def test_the_command(registry, chain, capsys, tmp_path):
     assert run(["registry", "doctor", "--data", str(tmp_path / "nowhere")]) == 1
     assert "what to do:" in capsys.readouterr().out
     assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_file_that_no_row_names_and_a_queue_that_nobody_serves(
+    registry, chain, tmp_path, monkeypatch
+):
+    registry.jobs.stop()
+    monkeypatch.setattr("polo.registry.jobs.presence.has_gpu", lambda: False)
+    key = key_of(hashlib.sha256(b"left behind").digest())
+    registry.objects.put(key, b"left behind")
+    then = time.time() - 100_000
+    os.utime(registry.settings.data / "objects" / key, (then, then))
+    (tmp_path / "tasks.toml").write_text("[digits]\ngpu = true\n")
+    registry.settings = replace(registry.settings, tasks=str(tmp_path / "tasks.toml"))
+    told = {line.about: line for line in found(registry) if line.state == WARNING}
+    assert told["files"].found == "1 that no row names, for more than a day"
+    assert told["queues"].found == "queue gpu: nobody serves it, and 0 jobs wait in it"
+    registry.settings = replace(registry.settings, queues=("cpu", "gpu"))
+    told = {line.about: line for line in found(registry) if line.state == WARNING}
+    assert "queues" not in told
+    assert registry.objects.exists(key)  # It changes nothing.

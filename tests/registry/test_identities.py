@@ -7,7 +7,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import select
 
 import polo
-from polo.registry.identities.service import rotation_message
+from polo.protocol.requests import rotation_message
 from polo.registry.schema import events
 
 
@@ -73,6 +73,17 @@ def test_a_key_is_changed(client, client_of, alice):
     second = client_of(new, register=False)
     assert code(second.get("/v1/tokens")) == (403, "caller.forbidden")
     assert second.get(f"/v1/identities/{alice.id}").json()["key"] == new.public_key.hex()
+
+
+def test_a_key_leads_to_its_identity(client, client_of, alice, bob):
+    first, new = client_of(alice), identity(21)
+    first.post(f"/v1/identities/{alice.id}/rotate", json=rotation(alice, new, alice))
+    for key in (alice, new):
+        found = client.get("/v1/identities", params={"key": key.public_key.hex()})
+        assert (found.status_code, found.json()["id"]) == (200, alice.id)
+    nobody = client.get("/v1/identities", params={"key": bob.public_key.hex()})
+    assert code(nobody) == (404, "identity.missing")
+    assert client.get("/v1/identities", params={"key": "x"}).status_code == 422
 
 
 def test_an_old_key_never_comes_back(client_of, alice, bob):

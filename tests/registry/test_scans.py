@@ -1,6 +1,8 @@
 """Scans: whose marks are in an uploaded checkpoint or a found file, and what the registry signs."""
 
+import contextlib
 import hashlib
+import os
 import secrets
 import time
 from dataclasses import dataclass, field
@@ -25,8 +27,10 @@ from polo.protocol.records import FinishRecord, NoiseRecord, Shard, Start, ident
 from polo.protocol.uniqueness import Uniqueness
 from polo.registry.commitments.chains import about_secret
 from polo.registry.context import Registry
+from polo.registry.jobs import Later
 from polo.registry.objects import key_of
-from polo.registry.scans import marks, service, work
+from polo.registry.problems import Problem
+from polo.registry.scans import child, marks, room, service, work
 from polo.registry.schema import (
     commitments,
     enrolments,
@@ -193,6 +197,24 @@ class Run:
             connection.execute(
                 update(enrolments).where(enrolments.c.id == self.id).values(shards=entry.number)
             )
+
+
+@pytest.fixture
+def own_process() -> None:
+    """For tests that look at files in a process of its own, as a registry does."""
+
+
+@pytest.fixture(autouse=True)
+def _inside(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spares the others its start, which takes longer than looking."""
+    if "own_process" in request.fixturenames:
+        return
+
+    def run(_registry: Any, folder: Path, asked: Any, *, secret: bytes, **_: Any) -> Any:
+        with contextlib.chdir(folder):
+            return child.looked(asked, secret)
+
+    monkeypatch.setattr(work.sandbox, "run", run)
 
 
 @pytest.fixture
@@ -394,7 +416,9 @@ def model_bytes(state: dict[str, Any]) -> bytes:
     return save(state)
 
 
-def test_a_found_file(client_of: Any, person: Any, run: Any, registry: Registry) -> None:
+def test_a_found_file(
+    client_of: Any, person: Any, run: Any, registry: Registry, own_process: None
+) -> None:
     owner = run(1, weights(1)).seal()
     stranger = client_of(somebody(7), name="finder")
     data = model_bytes(owner.state | {"more": weights(3)["0.weight"]})
@@ -514,3 +538,68 @@ def test_given_up(run: Any, registry: Registry, tmp_path: Path) -> None:
     work.give_up(registry, asked.id, "the machine burned down")
     with registry.database.read() as connection:
         assert service.get(connection, asked.id).state == "broken"
+
+
+def test_a_process_of_its_own_says_what_is_wrong_and_not_where(
+    run: Any, registry: Registry, tmp_path: Path, own_process: None, monkeypatch: Any
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a password")
+    run(1, weights(1)).seal()
+    (tmp_path / "found").write_bytes(b"\xff" * 100)
+    asked = service.found(registry, tmp_path / "found", "me")
+    work.work(registry, asked.id)
+    with registry.database.read() as connection:
+        done = service.get(connection, asked.id)
+    assert done.state == "broken"
+    assert done.result is not None
+    assert "model.safetensors" in done.result["problem"]
+    assert str(registry.settings.data) not in done.result["problem"]
+    assert list((registry.settings.data / "work").iterdir()) == []
+
+
+@pytest.mark.parametrize("slow", [True, False])
+def test_a_file_that_takes_too_long_is_given_up(
+    registry: Registry, tmp_path: Path, monkeypatch: Any, slow: bool
+) -> None:
+    def run(*_: Any, **__: Any) -> Any:
+        kind = work.sandbox.SlowError if slow else work.sandbox.ChildError
+        raise kind("took longer than 5 s" if slow else "ended with 1: /secret/place")
+
+    monkeypatch.setattr(work.sandbox, "run", run)
+    (tmp_path / "found").write_bytes(model_bytes(weights(1)))
+    asked = service.found(registry, tmp_path / "found", "me")
+    work.work(registry, asked.id)
+    with registry.database.read() as connection:
+        done = service.get(connection, asked.id)
+    assert done.state == "broken"
+    told = "took longer than 5 s" if slow else "broke off"
+    assert told in done.result["problem"]  # type: ignore[index]
+    assert "secret" not in done.result["problem"]  # type: ignore[index]
+
+
+def test_two_files_are_not_promised_the_same_room(tmp_path: Path, monkeypatch: Any) -> None:
+    size = 10 * 2**20
+    real = room.shutil.disk_usage(tmp_path)
+    free = room.SPARE + room.COPIES * size + size
+    monkeypatch.setattr(room.shutil, "disk_usage", lambda _: real._replace(free=free))
+    with room.promised(tmp_path, size) as wrote:
+        with pytest.raises(Problem, match="no room"), room.promised(tmp_path, size):
+            pass
+        wrote(room.COPIES * size)  # As if its bytes were there, and the rest given up.
+        with room.promised(tmp_path, size):
+            pass
+    with room.promised(tmp_path, size):
+        pass
+    assert room._promised == 0
+
+
+def test_no_room_to_look_is_no_failure(
+    run: Any, registry: Registry, tmp_path: Path, monkeypatch: Any
+) -> None:
+    (tmp_path / "found").write_bytes(model_bytes(weights(1)))
+    asked = service.found(registry, tmp_path / "found", "me")
+    monkeypatch.setattr(work, "SPARE", 2**62)
+    with pytest.raises(Later):
+        work.work(registry, asked.id)
+    monkeypatch.undo()
+    assert os.path.exists(registry.settings.data / "objects" / key_of(asked.sha256))

@@ -1,5 +1,6 @@
 """`polo registry`, as a process of its own: the first start, the next one, and the end."""
 
+import contextlib
 import json
 import os
 import re
@@ -15,6 +16,8 @@ import httpx2
 import pytest
 
 from polo.cli import run
+from polo.registry.migrations import latest
+from polo.registry.serving import server_of
 
 POLO = Path(sys.executable).with_name("polo")
 
@@ -175,9 +178,9 @@ def test_another_database_is_not_migrated_by_itself(tmp_path, capsys):
     assert run(["registry", "serve", "--port", "0", *other]) == 2
     assert "polo registry migrate" in capsys.readouterr().err
     assert run(["registry", "migrate", *other]) == 0
-    assert "empty -> 0001" in capsys.readouterr().out
+    assert f"empty -> {latest()}" in capsys.readouterr().out
     assert run(["registry", "migrate", *other, "--to", "base"]) == 0
-    assert "0001 -> empty" in capsys.readouterr().out
+    assert f"{latest()} -> empty" in capsys.readouterr().out
 
 
 def test_a_token_is_made_at_the_machine(tmp_path, capsys):
@@ -233,3 +236,30 @@ with TestClient(create_app(registry)) as client:
 registry.close()
 """
     in_child(code, tmp_path, bare=True)
+
+
+def test_a_mistake_in_the_offers_is_told_at_the_start(tmp_path, capsys):
+    offers = tmp_path / "tasks.toml"
+    offers.write_text("[digits]\nshard = 5\n")
+    data = tmp_path / "data"
+    serve = ["registry", "serve", "--data", str(data), "--port", "0", "--set", f"tasks={offers}"]
+    assert run(serve) == 2
+    assert "tasks: digits.shard" in capsys.readouterr().err
+    assert not data.exists()
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_the_greeting_waits_for_the_server(registry, monkeypatch, broken):
+    """One that could not start must not have said where it is."""
+    said = []
+    server = server_of(registry, port=0, started=lambda: said.append(server.started))
+
+    def start(_registry):
+        server.should_exit = True
+        if broken:
+            raise RuntimeError("no room for jobs")
+
+    monkeypatch.setattr(registry.jobs, "start", start)
+    with contextlib.suppress(SystemExit):
+        server.run()
+    assert said == ([] if broken else [True])

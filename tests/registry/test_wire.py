@@ -168,7 +168,8 @@ class TestSizes:
     def test_all_bodies_together_are_bounded(self, registry, monkeypatch):
         """Many clients with the largest body each do not fill the memory."""
         monkeypatch.setattr(wire, "MOST_HELD", 25_000)
-        seen, app = [], wire.Wire(create_app(registry), registry)
+        seen, held = [], wire.Held()
+        app = wire.Wire(create_app(registry), registry, held)
 
         async def ask():
             sent, gate = [], asyncio.Event()
@@ -192,7 +193,7 @@ class TestSizes:
 
         asyncio.run(several())
         assert 503 in seen
-        assert app.held == 0
+        assert held.count == 0
 
 
 class TestProblems:
@@ -454,6 +455,18 @@ class TestLogs:
             logging.getLogger("elsewhere").exception("failed")
         assert "SECRET" not in logged()
         assert len(logged().splitlines()) == 2
+
+    def test_who_hangs_up_is_no_failure_of_the_registry(self, served, logged):
+        path = f"/v1/enrolments/{'ab' * 32}/commitments"
+        with connect(served) as connection:
+            head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nhalf of it"
+            connection.sendall(head.encode())
+        deadline = time.monotonic() + 5
+        while f'"{path}"' not in logged() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        line = next(json.loads(item) for item in logged().splitlines() if f'"{path}"' in item)
+        assert (line["status"], line["code"]) == (400, "body.broken")
+        assert "Traceback" not in logged()
 
     def test_lines_cannot_be_made_up(self, client, logged):
         client.get("/v1/%0a%7b%22level%22%3a%22error%22%7d")

@@ -9,8 +9,10 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from sqlalchemy.exc import DataError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from polo._version import __version__
 from polo.errors import PoloError
@@ -32,8 +34,9 @@ from polo.registry.scans import routes as scans
 from polo.registry.tasks import routes as tasks
 from polo.registry.tokens import routes as tokens
 from polo.registry.uploads import routes as uploads
+from polo.registry.uploads import upkeep
 from polo.registry.verifications import routes as verifications
-from polo.registry.wire import Wire
+from polo.registry.wire import Held, Wire
 
 ROUTERS = (
     health.router,
@@ -82,9 +85,23 @@ _SCHEMES = {
 _STATUS_CODES = {404: "resource.missing", 405: "resource.method", 413: "body.too-large"}
 
 
+class Application(FastAPI):
+    """A FastAPI application beside whose routing commitments go straight to their work."""
+
+    direct: ASGIApp
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if commitments.is_direct(scope):
+            scope["app"] = self
+            await self.direct(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
+
+
 def create_app(registry: Registry) -> FastAPI:
     """The ASGI application of an open registry."""
-    app = FastAPI(
+    app = Application(
         title="PoLO registry",
         version=__version__,
         description=_ABOUT,
@@ -95,8 +112,9 @@ def create_app(registry: Registry) -> FastAPI:
         responses={"default": {"description": "A problem.", "content": _problem_schema()}},
     )
     app.state.registry = registry
-    app.add_middleware(commitments.Direct, answer=answer, busy=_on_busy)
-    app.add_middleware(Wire, registry=registry)
+    held = Held()
+    app.direct = Wire(commitments.Direct(answer=answer, busy=_on_busy), registry, held)
+    app.add_middleware(Wire, registry=registry, held=held)
     app.add_exception_handler(PoloError, _on_polo_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
@@ -125,6 +143,8 @@ def _document(app: FastAPI) -> None:
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     registry: Registry = app.state.registry
     registry.jobs.start(registry)
+    if registry.jobs.mode != "inside":  # Workers clean up, but not in this server's folder.
+        await run_in_threadpool(upkeep.forget_pieces, registry)
     LOGGER.info("started", extra={"origin": registry.settings.origin})
     yield
     registry.jobs.stop(registry.settings.shutdown_seconds)

@@ -61,6 +61,11 @@ class Caller:
         """How audit events name the caller."""
         return self.identity or (f"token {self.token}" if self.token else "guest")
 
+    @property
+    def looks_after(self) -> bool:
+        """Whether the caller may see what is only for auditors and operators."""
+        return self.is_at_least("auditor") and (self.token is None or "read" in self.scopes)
+
     def is_at_least(self, role: str) -> bool:
         """Whether the caller may do what this role may; operators may what auditors may."""
         return self.role == role or (role == "auditor" and self.role == "operator")

@@ -18,6 +18,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from polo.errors import FormatError, MissingError, StoreError
+from polo.registry import columns
 
 BUSY_SECONDS = 15
 """How long a transaction waits for another one before it gives up."""
@@ -85,6 +86,7 @@ def _engine(url: str) -> Engine:
         if parsed.get_backend_name() == "sqlite":
             return _sqlite(parsed.database)
         if parsed.get_backend_name() == "postgresql":
+            columns.register()
             return create_engine(
                 parsed,
                 hide_parameters=True,
@@ -92,6 +94,7 @@ def _engine(url: str) -> Engine:
                 max_overflow=0,
                 pool_timeout=BUSY_SECONDS,
                 pool_pre_ping=True,
+                pool_use_lifo=True,  # One that was used just now has its statements prepared.
                 connect_args={
                     "connect_timeout": BUSY_SECONDS,
                     "options": f"-c lock_timeout={BUSY_SECONDS * 1000}",

@@ -12,6 +12,7 @@ from polo.protocol.log_notes import NoteKey
 from polo.registry import migrations
 from polo.registry.callers import Caller, registry_of, role
 from polo.registry.context import Registry
+from polo.registry.jobs import presence
 from polo.registry.operations import figures
 from polo.registry.problems import PATH, Problem, document
 from polo.registry.vault import LOG
@@ -27,9 +28,7 @@ class PublicKey(BaseModel):
     key: str = Field(description="The raw Ed25519 public key, in hexadecimal.")
     use: str = Field(description="`issuer` (enrolments, receipts, verdicts) or `log`.")
     since: int = Field(description="From when it signs, in seconds since 1970.")
-    until: int | None = Field(
-        description="When a newer key took over for new enrolments; what it signed stays valid."
-    )
+    until: int | None = Field(description="When a newer key took over; what it signed stays valid.")
 
 
 class Keys(BaseModel):
@@ -38,7 +37,7 @@ class Keys(BaseModel):
     origin: str = Field(
         description="The registry's and its log's name; requests are signed for it."
     )
-    log: str = Field(description="The log's key as a C2SP verifier key.")
+    log: str = Field(description="The log's newest key, as a C2SP verifier key.")
     keys: list[PublicKey]
 
 
@@ -50,12 +49,17 @@ def healthz() -> str:
 
 @router.get("/readyz", response_class=PlainTextResponse, summary="Can it answer?")
 def readyz(registry: Here) -> str:
-    """Asks the database, too; 503 if it cannot answer or has another shape than needed."""
+    """Asks the database, too; 503 if it cannot answer or has another shape than needed.
+
+    It is ready, and says so, where nobody serves a queue: commitments need none.
+    """
+    needed = {"cpu", *(offer.queue for offer in registry.tasks.offers.values())}
     with registry.database.read() as connection:
         found = connection.execute(text("select version_num from alembic_version")).scalar()
-    if found != migrations.latest():
-        raise Problem(503, "registry.busy", "the database waits for its migration")
-    return "ready\n"
+        if found != migrations.latest():
+            raise Problem(503, "registry.busy", "the database waits for its migration")
+        lacking = presence.unserved(connection, registry.settings, registry.clock(), needed)
+    return "".join(["ready\n", *(f"{queue}\n" for queue in lacking)])
 
 
 class Figures(PlainTextResponse):
@@ -87,7 +91,7 @@ def keys(registry: Here) -> Keys:
     """All keys, old ones included, so that old receipts can be checked."""
     with registry.database.read() as connection:
         found = registry.vault.published(connection)
-    log = next(item for item in found if item.use == LOG)
+    log = next(item for item in found if item.use == LOG and item.until is None)
     return Keys(
         origin=registry.settings.origin,
         log=NoteKey(registry.settings.origin, log.key).text,

@@ -6,6 +6,7 @@ not hold, cost the address they came from. So nobody empties another's bucket, a
 gain nothing.
 """
 
+import functools
 import threading
 import time
 from collections import OrderedDict
@@ -100,6 +101,7 @@ class Limits:
         self.addresses = Buckets(guest_rate)
 
 
+@functools.lru_cache(maxsize=4096)
 def network(address: str) -> str:
     """What one household has: the address, or its /64 for IPv6.
 

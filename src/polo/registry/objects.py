@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import os
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,9 @@ _SINGLE = 5 * 2**20
 """Up to this size a put is one request that the store itself refuses if the object exists."""
 
 _KEY = re.compile(r"sha256/([0-9a-f]{2})/(\1[0-9a-f]{62})")
+
+_UNFINISHED = re.compile(r"[0-9a-f]{64}#[0-9]+")
+"""What obstore calls a file until all of it is there."""
 
 
 def key_of(sha256: str | bytes) -> str:
@@ -52,6 +56,7 @@ class Objects:
     def __init__(self, url: str | Path, **options: Any) -> None:
         self.url = str(url)
         self._folder: Path | None = None
+        self._lasting: set[Path] = set()
         self._store = self._opened(options)
 
     def _opened(self, options: dict[str, Any]) -> ObjectStore:
@@ -138,9 +143,31 @@ class Objects:
 
     def keys(self) -> Iterator[str]:
         """Keys of all objects, in no order."""
+        return (key for key, _ in self.listed())
+
+    def listed(self) -> Iterator[tuple[str, float]]:
+        """Keys of all objects, in no order, each with when it was written (seconds since 1970)."""
         with _explained(self.url):
             for found in obstore.list(self._store, "sha256"):
-                yield from (item["path"] for item in found if _KEY.fullmatch(item["path"]))
+                for item in found:
+                    if _KEY.fullmatch(item["path"]):
+                        yield item["path"], item["last_modified"].timestamp()
+
+    def tidy(self, age: int) -> int:
+        """Remove what writers that were killed left unfinished in a folder; how many files.
+
+        A bucket has rules of its own for that.
+
+        Args:
+            age: Seconds after which nobody writes it any more.
+        """
+        gone = 0
+        for path in self._folder.glob("sha256/??/*#*") if self._folder else ():
+            with contextlib.suppress(FileNotFoundError):
+                if _UNFINISHED.fullmatch(path.name) and time.time() - path.stat().st_mtime > age:
+                    path.unlink()
+                    gone += 1
+        return gone
 
     def _pieces(self, key: str) -> Iterator[bytes]:
         with _explained(key):
@@ -158,8 +185,11 @@ class Objects:
         path = self._folder / key
         with path.open("rb") as file:
             os.fsync(file.fileno())
-        for folder in (path.parent, path.parent.parent, self._folder):
-            atomic.sync_folder(folder)
+        atomic.sync_folder(path.parent)
+        if path.parent not in self._lasting:  # Made just now, perhaps; folders are never removed.
+            for folder in (path.parent.parent, self._folder):
+                atomic.sync_folder(folder)
+            self._lasting.add(path.parent)
 
 
 def _digest_in(key: str) -> str:
@@ -188,7 +218,7 @@ def _damaged(key: str) -> StoreError:
 def _explained(place: str) -> Iterator[None]:
     try:
         yield
-    except BaseError as error:
+    except (BaseError, FileNotFoundError) as error:  # The latter for a bucket that is not there.
         if "No space left" in str(error):
             raise OSError(28, "No space left on device") from error
         words = str(error).splitlines()[0][:300]

@@ -6,6 +6,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Dialect, Table
 
+from polo.registry.writing import arrays, by_columns
+
 _TOGETHER = 128
 
 
@@ -25,13 +27,18 @@ def rows_at(
         table: The table.
         keys: Two columns that have an index together.
         columns: What to read.
-        wanted: Values of the two columns.
+        wanted: Values of the two columns, each pair once.
     """
     for at in range(0, len(wanted), _TOGETHER):
         part = wanted[at : at + _TOGETHER]
-        statement = _select(connection.dialect, table, keys, columns, len(part))
-        values = tuple(value for pair in part for value in pair)
-        yield from connection.exec_driver_sql(statement, values)
+        if connection.dialect.name == "sqlite":
+            statement = _select(connection.dialect, table, keys, columns, len(part))
+            values = tuple(value for pair in part for value in pair)
+            yield from connection.exec_driver_sql(statement, values)
+        else:
+            pairs = [dict(zip(keys, pair, strict=True)) for pair in part]
+            joined = _joined(connection.dialect, table, keys, columns)
+            yield from by_columns(connection, joined, table, pairs)
 
 
 @functools.lru_cache(maxsize=512)
@@ -39,9 +46,17 @@ def _select(
     dialect: Dialect, table: Table, keys: tuple[str, str], columns: tuple[str, ...], count: int
 ) -> str:
     quoted = dialect.identifier_preparer
-    place = "?" if dialect.name == "sqlite" else "%s"
     one, two = (quoted.format_column(table.c[name]) for name in keys)
     names = ", ".join(quoted.format_column(table.c[name]) for name in columns)
-    each = f"({one} = {place} AND {two} = {place})"
-    where = " OR ".join([each] * count)
+    where = " OR ".join([f"({one} = ? AND {two} = ?)"] * count)
     return f"SELECT {names} FROM {quoted.format_table(table)} WHERE {where}"  # noqa: S608
+
+
+@functools.lru_cache(maxsize=64)
+def _joined(dialect: Dialect, table: Table, keys: tuple[str, str], columns: tuple[str, ...]) -> str:
+    quoted = dialect.identifier_preparer
+    name = quoted.format_table(table)
+    one, two = (quoted.format_column(table.c[key]) for key in keys)
+    names = ", ".join(f"{name}.{quoted.format_column(table.c[it])}" for it in columns)
+    same = f"{name}.{one} = given.{one} AND {name}.{two} = given.{two}"
+    return f"SELECT {names} FROM {arrays(dialect, table, keys)} JOIN {name} ON {same}"  # noqa: S608

@@ -162,6 +162,16 @@ cosignatures = Table(
     Column("time", BigInteger, nullable=False),
 )
 
+log_rollovers = Table(
+    "log_rollovers",
+    metadata,
+    # A key of the log that another took over from, and what both signed about it.
+    Column("old", LargeBinary, primary_key=True),
+    Column("new", LargeBinary, nullable=False, unique=True),
+    Column("time", BigInteger, nullable=False),
+    Column("note", Text, nullable=False),
+)
+
 uploads = Table(
     "uploads",
     metadata,
@@ -175,13 +185,14 @@ uploads = Table(
     Column("state", String(16), nullable=False),  # open, stored, refused
     Column("made", BigInteger, nullable=False),
     Column("expires", BigInteger, nullable=False),
+    Column("server", String(32)),  # whose folder has the pieces
 )
 
 objects = Table(
     "objects",
     metadata,
     Column("sha256", String(64), primary_key=True),
-    Column("enrolment", ForeignKey("enrolments.id"), primary_key=True),
+    Column("enrolment", ForeignKey("enrolments.id"), primary_key=True, index=True),
     Column("kind", String(16), nullable=False),
     Column("size", BigInteger, nullable=False),
     Column("made", BigInteger, nullable=False),
@@ -261,6 +272,15 @@ jobs = Table(
     Column("error", Text),
     UniqueConstraint("kind", "subject"),
     Index("ix_jobs_state_queue_due", "state", "queue", "due"),
+)
+
+workers = Table(
+    "workers",
+    metadata,
+    Column("id", String(32), primary_key=True),
+    Column("queue", String(32), nullable=False),
+    Column("since", BigInteger, nullable=False),
+    Column("seen", BigInteger, nullable=False),  # its last sign of life
 )
 
 events = Table(

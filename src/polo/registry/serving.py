@@ -1,6 +1,8 @@
 """Serving the application: uvicorn, with clients that dawdle cut off."""
 
 import asyncio
+import socket
+from collections.abc import Callable
 from typing import Any
 
 import uvicorn
@@ -14,6 +16,10 @@ MAX_HEAD = 64 * 1024
 
 KEEP_ALIVE = 30
 """Seconds that an idle connection is kept."""
+
+SWITCH = 0.0005
+"""Seconds after which a thread that waits gets its turn. By Python's usual 5 ms, a group of
+commitments would wait that long after every statement, while requests are being read."""
 
 
 def protocol(seconds: float) -> type[HttpToolsProtocol]:
@@ -70,12 +76,34 @@ def protocol(seconds: float) -> type[HttpToolsProtocol]:
     return Impatient
 
 
-def server_of(registry: Registry, *, port: int | None = None) -> uvicorn.Server:
+class Announced(uvicorn.Server):
+    """A server that says when it takes requests.
+
+    Args:
+        config: What it serves, and how.
+        started: Called then.
+    """
+
+    def __init__(self, config: uvicorn.Config, started: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._say = started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, as uvicorn does."""
+        await super().startup(sockets)
+        if self.started:
+            self._say()
+
+
+def server_of(
+    registry: Registry, *, port: int | None = None, started: Callable[[], None] = lambda: None
+) -> uvicorn.Server:
     """The server of an open registry, not running yet.
 
     Args:
         registry: The registry.
         port: Another port than the setting's; 0 for any that is free.
+        started: Called when it takes requests.
     """
     settings = registry.settings
     config = uvicorn.Config(
@@ -95,4 +123,4 @@ def server_of(registry: Registry, *, port: int | None = None) -> uvicorn.Server:
         timeout_graceful_shutdown=settings.shutdown_seconds,
         backlog=1024,
     )
-    return uvicorn.Server(config)
+    return Announced(config, started)

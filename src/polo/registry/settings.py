@@ -44,6 +44,8 @@ class Settings:
         objects: URL of the file store; by default a folder in `data`.
         origin: Name of the registry and of its log, for ever; by default from `public_url`.
         jobs: Who does long work: `inside` this process, or `procrastinate` workers.
+        queues: Which queues the server does itself with `jobs` inside: `cpu`, `gpu`; by default
+            `gpu` where the machine has one.
         max_body: Largest body of an ordinary request, in bytes.
         max_piece: Largest piece of an upload, in bytes.
         max_upload: Largest file, in bytes.
@@ -58,6 +60,9 @@ class Settings:
         verify_seconds: Seconds that one verification may take.
         verify_memory: Memory of one verification in bytes, beside what the weights take.
         verify_accuracy: Which checkpoints a verification tests: `all`, `sample` or `none`.
+        verify_environment: Names of further variables of the environment that tasks need.
+        max_found: Largest file in bytes that a stranger may have scanned on the pages.
+        max_enrolments: Open enrolments that one identity may have.
         token_days: Days that a token is good for, unless it is made for fewer.
         session_hours: Hours after which a person signs in again.
         trusted_proxies: Addresses or networks whose `X-Forwarded-For` is believed.
@@ -75,6 +80,7 @@ class Settings:
     objects: str = ""
     origin: str = ""
     jobs: str = "inside"
+    queues: tuple[str, ...] = ()
     max_body: int = MIB
     max_piece: int = 8 * MIB
     max_upload: int = 64 * 1024 * MIB
@@ -89,6 +95,9 @@ class Settings:
     verify_seconds: int = 6 * 3600
     verify_memory: int = 16 * 1024 * MIB
     verify_accuracy: str = "all"
+    verify_environment: tuple[str, ...] = ()
+    max_found: int = 8 * 1024 * MIB
+    max_enrolments: int = 1000
     token_days: int = 90
     session_hours: int = 12
     trusted_proxies: tuple[str, ...] = ()
@@ -114,6 +123,8 @@ class Settings:
     def _check(self, scheme: str) -> None:
         if self.jobs not in JOBS:
             raise _wrong("jobs", f"{self.jobs!r} is neither of {', '.join(JOBS)}")
+        if unknown := set(self.queues) - {"cpu", "gpu"}:
+            raise _wrong("queues", f"{min(unknown)!r} is neither cpu nor gpu")
         if scheme not in ("http", "https"):
             raise _wrong("public_url", f"{self.public_url!r} does not begin with http(s)://")
         if not _ORIGIN.fullmatch(self.origin):

@@ -5,9 +5,9 @@ the κ of enrolments and the registry's own private keys. A copy of the database
 shows none of them, and a backup without it cannot sign: keep both, apart.
 
 The registry has an issuer key, which signs enrolments, receipts and verdicts, and a log key, which
-signs checkpoints. Rotation makes a new issuer key for new enrolments; a running chain goes on under
-the key in its enrolment, and what an old key signed stays valid. The log keeps its key for life:
-its name and its key are what others know it by.
+signs checkpoints. Rotation makes a new key for what is new; a running chain goes on under the keys
+in its enrolment, and what an old key signed stays valid. Others know the log by its name and key,
+so there the old key hands over in a note of its own (`polo.registry.log.keys`).
 """
 
 import os
@@ -41,7 +41,7 @@ class Published:
         key: The raw public key.
         use: `issuer` or `log`.
         since: From when it signs.
-        until: Until when it was taken for new enrolments; None for the one that is taken now.
+        until: When a newer key took over; None for the one that is taken now.
     """
 
     key: bytes
@@ -112,14 +112,14 @@ class Vault:
                 self._make(connection, use, now)
             self._take(connection, use)
 
-    def rotate(self, connection: Connection, now: int) -> Identity:
-        """A new issuer key, for enrolments from now on."""
+    def rotate(self, connection: Connection, now: int, use: str = ISSUER) -> Identity:
+        """A new key, for what is signed from now on."""
         connection.execute(
             update(issuer_keys)
-            .where(issuer_keys.c.use == ISSUER, issuer_keys.c.until.is_(None))
+            .where(issuer_keys.c.use == use, issuer_keys.c.until.is_(None))
             .values(until=now)
         )
-        return self._make(connection, ISSUER, now)
+        return self._make(connection, use, now)
 
     def issuer(self, connection: Connection) -> Identity:
         """The key that signs new enrolments."""
@@ -131,16 +131,23 @@ class Vault:
 
     def issuer_of(self, connection: Connection, public_key: bytes) -> Identity:
         """The issuer key with this public key, however old."""
-        if held := self._held.get((ISSUER, public_key)):
+        return self._of(connection, ISSUER, public_key)
+
+    def log_key_of(self, connection: Connection, public_key: bytes) -> Identity:
+        """The log key with this public key, however old."""
+        return self._of(connection, LOG, public_key)
+
+    def _of(self, connection: Connection, use: str, public_key: bytes) -> Identity:
+        if held := self._held.get((use, public_key)):
             return held
         sealed = connection.execute(
             select(issuer_keys.c.private).where(
-                issuer_keys.c.key == public_key, issuer_keys.c.use == ISSUER
+                issuer_keys.c.key == public_key, issuer_keys.c.use == use
             )
         ).scalar()
         if sealed is None:
             raise StoreError(f"key {public_key.hex()[:16]}… is none of this registry's")
-        return self._hold(public_key, ISSUER, sealed)
+        return self._hold(public_key, use, sealed)
 
     def published(self, connection: Connection) -> list[Published]:
         """All public keys, the oldest first."""

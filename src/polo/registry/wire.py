@@ -11,6 +11,7 @@ import re
 import secrets
 import time
 from collections.abc import MutableMapping
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request
@@ -18,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from polo.registry.context import Registry
 from polo.registry.limits import network
-from polo.registry.observing import LOGGER
+from polo.registry.observing import LOGGER, say
 from polo.registry.pages import failures
 from polo.registry.problems import MEDIA_TYPE, Problem
 from polo.registry.settings import Settings
@@ -47,6 +48,7 @@ SMALL = 8 * 1024
 SLOWEST = 64 * 1024
 """Bytes a second that a body may come slower than only for its first `body_seconds`."""
 
+_CONTROL = re.compile(r"[\x00-\x1f]")
 _FORWARDED_ID = re.compile(r"[A-Za-z0-9-]{8,32}")
 _UPLOADS = (
     ("PATCH", re.compile(r"/v1/uploads/[^/]+"), "max_piece"),
@@ -55,18 +57,26 @@ _UPLOADS = (
 )
 
 
+@dataclass
+class Held:
+    """How many bytes of bodies are in memory."""
+
+    count: int = 0
+
+
 class Wire:
     """ASGI middleware around the whole application.
 
     Args:
         app: What it is around.
         registry: The registry.
+        held: Bodies in memory, of all requests.
     """
 
-    def __init__(self, app: ASGIApp, registry: Registry) -> None:
+    def __init__(self, app: ASGIApp, registry: Registry, held: Held) -> None:
         self.app = app
         self.registry = registry
-        self.held = 0
+        self.held = held
         strict = {"strict-transport-security": "max-age=31536000"}
         every = HEADERS | (strict if registry.settings.secure else {})
         self._headers = [(name.encode(), value.encode()) for name, value in every.items()]
@@ -82,7 +92,7 @@ class Wire:
             await exchange.run()
         finally:
             self.registry.metrics.running.dec()
-            self.held -= exchange.held
+            self.held.count -= exchange.held
             exchange.report()
 
 
@@ -132,7 +142,7 @@ class _Exchange:
 
     def _look(self) -> None:
         """Refuse paths with control characters: no resource has one, and databases choke on NUL."""
-        if any(char < " " for char in self.scope["path"]):
+        if _CONTROL.search(self.scope["path"]):
             raise Problem(404, "resource.missing", "there is nothing at this address")
 
     def _measure(self) -> None:
@@ -167,9 +177,9 @@ class _Exchange:
             raise self._too_large()
         if self.most <= self.settings.max_piece:  # Larger ones go to the disk as they come.
             self.held += count
-            self.wire.held += count
+            self.wire.held.count += count
             # Commitments are small, and nobody's large pieces must keep them out.
-            if self.wire.held > MOST_HELD and self.held > SMALL:
+            if self.wire.held.count > MOST_HELD and self.held > SMALL:
                 raise Problem(
                     503,
                     "registry.busy",
@@ -217,25 +227,22 @@ class _Exchange:
         """Count the request, and log it."""
         if not self.state["charged"]:
             self.wire.registry.limits.addresses.punish(self.state["address"], 1)
-        took = time.monotonic() - self.begun
+        took, method = time.monotonic() - self.begun, _method(self.scope["method"])
         route = getattr(self.scope.get("route"), "path", "none")
         metrics = self.wire.registry.metrics
-        metrics.requests.labels(_method(self.scope["method"]), route, str(self.status)).inc()
-        metrics.seconds.labels(route).observe(took)
+        metrics.count(method, route, self.status, took)
         if code := self.state.get("code"):
             metrics.refused.labels(code).inc()
-        LOGGER.info(
+        say(
             "request",
-            extra={
-                "request": self.id,
-                "method": _method(self.scope["method"]),
-                "path": self.scope["path"][:512],
-                "status": self.status,
-                "ms": round(took * 1000, 1),
-                "address": self.address,
-                "caller": self.state.get("caller"),
-                "code": code,
-            },
+            request=self.id,
+            method=method,
+            path=self.scope["path"][:512],
+            status=self.status,
+            ms=round(took * 1000, 1),
+            address=self.address,
+            caller=self.state.get("caller"),
+            code=code,
         )
 
 

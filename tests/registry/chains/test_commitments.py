@@ -208,7 +208,7 @@ def test_after_a_rotation_the_new_key_asks_and_the_old_one_signs(
 ) -> None:
     live.commit(0)
     new = polo.Identity.generate()
-    from polo.registry.identities.service import rotation_message
+    from polo.protocol.requests import rotation_message
 
     message = rotation_message(live.key.id, live.key.public_key, new.public_key)
     body = {"key": new.public_key.hex(), "signature": new.sign(message).hex()}
@@ -269,7 +269,7 @@ class TestDraws:
     def _drawn(self, registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
         from polo.registry.commitments.answers import Waiting
 
-        def draw(_: Any, chain: Any, entry: Entry, now: int) -> Waiting | None:
+        def draw(_: Any, chain: Any, entry: Entry, now: int, __: Any) -> Waiting | None:
             assert chain.draws
             return Waiting("c" * 32, "checkpoint", now + 60) if entry.number == 1 else None
 

@@ -36,6 +36,7 @@ def test_an_enrolment_is_signed_by_the_registry_for_whoever_asks(
     assert record.terms.shards.most == 6
     rules = Rules.of(record.terms, record.issuer)
     assert (rules.origin, rules.log) == (registry.settings.origin, log)
+    assert rules.keep == registry.settings.keep_days
     shown = client.get(f"/v1/enrolments/{live.id}").json()
     assert Enrolment.from_json(shown["enrolment"], "enrolment") == record
     assert Layout.from_json(shown["layout"], "layout").digest == record.terms.layout
@@ -212,7 +213,7 @@ class TestReplay:
         assert terms.data == bytes.fromhex("ab" * 32)
         assert [item.level for item in terms.evidence] == ["chain", "receipts", "replay"]
         assert terms.shards.fewest_steps == 16
-        assert terms.history == "all"
+        assert terms.history == "streaming"
         nothing = live.asking.post("/v1/enrolments", json={"task": "digits"})
         refused(nothing, 422, "enrolment.options")
         other = {**data, "columns": columns[:1]}
@@ -236,3 +237,17 @@ class TestWitnesses:
     def test_terms_name_them(self, live: Any) -> None:
         rules = Rules.of(live.record.terms, live.record.issuer)
         assert (rules.witnesses, rules.quorum) == ((self.WITNESS,), 1)
+
+
+def test_an_identity_has_so_many_open_at_most(
+    enrolled: Callable[..., Any], registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = dataclasses.replace(registry.settings, max_enrolments=2)
+    monkeypatch.setattr(registry, "settings", few)
+    first = enrolled()
+    body = {"task": "digits"}
+    assert first.asking.post("/v1/enrolments", json=body).status_code == 201
+    refused(first.asking.post("/v1/enrolments", json=body), 429, "enrolment.too-many")
+    enrolled()  # Somebody else has a count of its own.
+    assert first.asking.post(f"/v1/enrolments/{first.id}/withdraw").status_code == 200
+    assert first.asking.post("/v1/enrolments", json=body).status_code == 201

@@ -37,7 +37,9 @@ def test_a_task_is_built_once(built: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert again.get("digits").terms.task.name == "digits"
 
 
-def test_a_task_that_cannot_be_built_says_why(tmp_path: Path) -> None:
+def test_a_task_that_cannot_be_built_says_why(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     file = tmp_path / "tasks.toml"
     file.write_text("[digits]\nbits = 40000\n[nothing]\n")
     tasks = Tasks(tmp_path, str(file))
@@ -46,6 +48,11 @@ def test_a_task_that_cannot_be_built_says_why(tmp_path: Path) -> None:
     with pytest.raises(PoloError, match="unknown here") as refused:
         tasks.get("nothing")
     assert "Tell the registry's operator" in refused.value.advice
+    # So does the operator's log, once for each try.
+    told = [record.getMessage() for record in caplog.records if "cannot be offered" in record.msg]
+    assert len(told) == 2
+    assert "40000 bits" in told[0]
+    assert "task nothing" in told[1]
 
 
 def test_the_server_never_loads_torch(built: Path) -> None:
@@ -81,10 +88,13 @@ def test_an_offer_of_everything() -> None:
             "fastest": 10,
             "noise": [0.01, 0.02],
             "shards": 9,
+            "keep": 30,
+            "gpu": True,
         },
     )
     assert offer.bits == Bits(256, 128, 512)
-    assert offer.receipts == {"fastest": 10, "checkpoints": 250_000}
+    assert offer.receipts == {"fastest": 10, "checkpoints": 250_000, "keep": 30}
+    assert (offer.queue, Offer("digits").queue) == ("gpu", "cpu")
     assert offer.options == {"noise": [0.01, 0.02], "shards": 9}
     assert Offer.of("digits", {"recipe": {}}).history == "all"
     assert Offer.of("digits", {"bits": 300}).bits == Bits(300, 300, 300)
@@ -105,6 +115,8 @@ def test_an_offer_of_everything() -> None:
         {"progress": "yes"},
         {"carrier": [1]},
         {"scheme": 5},
+        {"gpu": 1},
+        {"keep": -1},
         5,
     ],
 )
@@ -121,6 +133,34 @@ def test_files_of_offers_that_are_refused(tmp_path: Path) -> None:
         offers.load(str(tmp_path / "x"))
     with pytest.raises(TermsError):
         Offer.of("digits", {"replays": 0.5})
+
+
+@pytest.mark.parametrize(
+    ("table", "place", "words"),
+    [
+        ({"replays": 1}, "replays", "need a recipe"),
+        ({"replays": 1, "recipe": {}, "history": "all"}, "replays", "at the close"),
+        ({"replays": 1, "recipe": {}, "history": "after-close"}, "replays", "at the close"),
+        ({"recipe": {}, "history": "streaming"}, "replays", "while it grows"),
+        ({"replays": 0, "recipe": {}, "history": "streaming"}, "replays", "while it grows"),
+        ({"progress": True, "history": "streaming"}, "progress", "all checkpoints"),
+        ({"replays": 1, "recipe": {"tolerance": 1000}}, "recipe.tolerance", "a drawn start"),
+    ],
+)
+def test_offers_that_could_not_work_are_refused(
+    table: dict[str, Any], place: str, words: str
+) -> None:
+    with pytest.raises(TermsError, match=words) as refusal:
+        Offer.of("digits", table)
+    assert refusal.value.place == f"tasks: digits.{place}"
+    assert refusal.value.advice or words == "need a recipe"
+
+
+def test_steps_are_drawn_while_a_chain_streams() -> None:
+    offer = Offer.of("digits", {"replays": 0.5, "recipe": {"draws": 4}})
+    assert (offer.history, offer.receipts["replays"]) == ("streaming", 500_000)
+    tolerant = {"replays": 1, "recipe": {"tolerance": 1000}, "start": "derived"}
+    assert Offer.of("digits", tolerant).history == "streaming"
 
 
 def test_strangers_cannot_have_a_broken_task_built_over_and_over(

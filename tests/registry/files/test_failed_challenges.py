@@ -94,6 +94,12 @@ def test_a_verdict_says_what_became_of_challenges(registry, sending, work, state
     assert (page.status_code, verdict.report is None) == (
         (200, False) if state == "passed" else (404, True)
     )
+    # Nor a link that leads to one.
+    shown = sending.asking.client.get(f"/verifications/{done['id']}")
+    assert ("/report" in shown.text) == (state == "passed")
+    # What came of it, anybody may know.
+    about = sending.asking.client.get(f"/v1/enrolments/{sending.chain.id}").json()
+    assert about["verdict"] == outcome
 
 
 @pytest.mark.usefixtures("_accepting")

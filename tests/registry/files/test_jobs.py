@@ -7,12 +7,13 @@ import sys
 import time
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, text
 
+from polo.errors import FormatError
 from polo.registry.context import Registry
-from polo.registry.jobs import HANDLERS, PERIODIC, Jobs, Later, handlers, queue, runner
+from polo.registry.jobs import HANDLERS, PERIODIC, Jobs, Later, handlers, presence, queue, runner
 from polo.registry.jobs.queue import LEASE, MOST_TRIES
-from polo.registry.schema import jobs
+from polo.registry.schema import enrolments, jobs, workers
 from polo.registry.settings import Settings
 
 PRELUDE = """
@@ -248,15 +249,89 @@ main()
         first.wait()
     assert (marks / "hang").read_text() == "begun\nbegun\ndone\n"
     assert not (marks / "undone").exists()
+    assert lacking(registry) == ["cpu", "gpu"]
     third = subprocess.Popen([*map(str, command), "--queue", "gpu"])
     try:
         wait_for(lambda: (marks / "hardware").exists())
+        wait_for(lambda: lacking(registry) == ["cpu"])
         wait_for(lambda: all(row.state == "done" for row in rows(registry)))
     finally:
         third.kill()
         third.wait()
         registry.close()
         postgres.drop(url)
+
+
+def lacking(registry):
+    """Queues that nobody serves; a worker that was killed a moment ago counts for a while."""
+    with registry.database.begin() as connection:
+        connection.execute(workers.delete().where(workers.c.seen < registry.clock() - 4))
+        found = presence.unserved(connection, registry.settings, registry.clock(), ("cpu", "gpu"))
+    return [item.queue for item in found]
+
+
+def test_a_task_that_needs_a_gpu_goes_to_its_queue(registry, sending, tmp_path, monkeypatch):
+    from polo.registry.tasks.service import Tasks
+    from polo.registry.verifications import service
+
+    registry.jobs.stop()
+    offers = tmp_path / "tasks.toml"
+    offers.write_text("[made-up]\ngpu = true\n[digits]\n")
+    monkeypatch.setitem(vars(registry), "tasks", Tasks(registry.settings.data, str(offers)))
+    with registry.database.begin() as connection:
+        connection.execute(enrolments.update().values(manifest=b"{}", state="closed"))
+        service.ask(registry, connection, sending.chain.id, None, actor="test")
+
+    def asked():
+        return next(row for row in rows(registry) if row.kind == "verify")
+
+    assert asked().queue == "gpu"
+    monkeypatch.setattr(presence, "has_gpu", lambda: False)
+    handlers.load()
+    monkeypatch.setitem(HANDLERS, "verify", lambda *_: None)
+    registry.jobs.start(registry)
+    time.sleep(1.2)
+    assert asked().state == "waiting"  # Nobody here has one.
+    registry.jobs.stop()
+    monkeypatch.setattr(presence, "has_gpu", lambda: True)
+    registry.jobs.start(registry)
+    wait_for(lambda: asked().state == "done")
+    registry.jobs.stop()
+
+
+def test_messages_of_workers_go_to_the_queue_of_the_task(postgres, migrated, tmp_path):
+    url = postgres.create(migrated)
+    registry = Registry.open(Settings(data=tmp_path, database=url, jobs="procrastinate"))
+    try:
+        registry.jobs.start(registry)
+        enqueue(registry, "a", queue="gpu")
+        enqueue(registry, "b")
+        asked = text("select queue_name, args->>'number' from procrastinate_jobs order by id")
+        with registry.database.begin() as connection:
+            sent = [tuple(row) for row in connection.execute(asked)]
+            assert sent == [(row.queue, str(row.id)) for row in rows(registry)]
+            assert [queue for queue, _ in sent] == ["gpu", "cpu"]
+            presence.sign(connection, "w1", "cpu", registry.clock())
+            assert presence.served(connection, registry.settings, registry.clock()) == {"cpu"}
+            assert lacks_of(registry, connection, "a") == "gpu"
+            assert lacks_of(registry, connection, "b") == ""
+            later = registry.clock() + presence.MISSING + 1
+            assert presence.served(connection, registry.settings, later) == set()
+            presence.leave(connection, "w1")
+            assert presence.served(connection, registry.settings, registry.clock()) == set()
+    finally:
+        registry.close()
+        postgres.drop(url)
+
+
+def lacks_of(registry, connection, subject):
+    return presence.lacks(connection, registry.settings, registry.clock(), "test", subject)
+
+
+def test_queues_can_be_named(tmp_path):
+    assert presence.inside(Settings(data=tmp_path, queues=("gpu",))) == ("gpu",)
+    with pytest.raises(FormatError, match="neither cpu nor gpu"):
+        Settings(data=tmp_path, queues=("tpu",))
 
 
 def test_workers_need_postgresql(tmp_path):

@@ -1,5 +1,6 @@
 """Uploads: in pieces, to the agreed digest, and nothing that was acknowledged is lost."""
 
+import dataclasses
 import errno
 import os
 import threading
@@ -233,7 +234,7 @@ def test_files_go_when_their_time_is_over(sending, registry, clock, client_of):
         held = connection.execute(select(objects.c.enrolment)).scalars().all()
         kept = connection.execute(select(uploads.c.enrolment)).scalars().all()
         removed = connection.execute(
-            select(events.c.subject).where(events.c.action == "object.removed")
+            select(events.c.subject).where(events.c.action == "objects.removed")
         ).scalars()
         assert list(removed) == [sending.chain.id]
     assert held == kept == [other.chain.id]
@@ -242,3 +243,20 @@ def test_files_go_when_their_time_is_over(sending, registry, clock, client_of):
     clock.advance(registry.settings.keep_days * 86_400 + 1)
     retain(registry, "")
     assert list(registry.objects.keys()) == []
+
+
+def test_pieces_that_another_server_has_are_said_to_be_there(sending, registry, refused, tmp_path):
+    """Two servers on one database, each with a folder of its own."""
+    upload = sending.begin(DATA).json()["id"]
+    sending.patch(upload, 0, DATA[:100])
+    settings, here = registry.settings, partial.server_of(registry.settings.data)
+    assert partial.server_of(settings.data) == here
+    registry.settings = dataclasses.replace(settings, data=tmp_path / "other server")
+    try:
+        refused(sending.patch(upload, 100, DATA[100:]), 421, "upload.elsewhere")
+        fresh = sending.begin(DATA).json()
+        assert (fresh["id"] != upload, fresh["received"]) == (True, 0)
+        assert sending.patch(fresh["id"], 0, DATA).json()["state"] == "stored"
+    finally:
+        registry.settings = settings
+    assert sending.patch(upload, 100, DATA[100:]).json()["state"] == "stored"

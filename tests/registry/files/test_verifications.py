@@ -83,6 +83,9 @@ def test_a_verdict_is_signed_and_kept(registry, sending, asked, work, person, cl
     url = f"/v1/verifications/{number}"
     assert sending.asking.get(url).json()["state"] == "waiting"
     refused(sending.asking.get(url + "/report"), 404, "verification.no-report")
+    stranger = client_of(live_chain.identity(7))
+    refused(stranger.get(url), 404, "verification.missing")
+    assert person("auditor").get(url).json()["state"] == "waiting"
     again = sending.asking.post(f"/v1/enrolments/{sending.chain.id}/verifications", json={})
     refused(again, 409, "verification.running")
     assert work() >= 1
@@ -98,8 +101,8 @@ def test_a_verdict_is_signed_and_kept(registry, sending, asked, work, person, cl
     assert hashlib.sha256(page.content).digest() == verdict.report
     assert "sandbox" in page.headers["content-security-policy"]
     assert person("auditor").get(url).json()["outcome"] == done["outcome"]
-    stranger = client_of(live_chain.identity(7))
-    refused(stranger.get(url), 404, "enrolment.missing")
+    assert sending.asking.client.get(url).json()["verdict"] == done["verdict"]
+    refused(stranger.get(f"{url}/report"), 404, "enrolment.missing")
     with registry.database.read() as connection:
         actions = set(connection.execute(select(events.c.action)).scalars())
     assert {"verification.asked", "verification.done"} <= actions
@@ -155,7 +158,7 @@ def test_a_child_that_is_too_slow_or_not_wanted_any_more_ends(registry, monkeypa
     with sandbox.room(registry) as folder:
         (folder / "slow.py").write_text("import time; time.sleep(600)\n")
         monkeypatch.setattr(sandbox.child, "__name__", "slow")
-        monkeypatch.setattr(sandbox, "_environment", lambda f: {**os.environ, "PYTHONPATH": str(f)})
+        monkeypatch.setenv("PYTHONPATH", str(folder))
         monkeypatch.setattr(registry, "settings", replace(registry.settings, verify_seconds=1))
         begun = time.monotonic()
         with pytest.raises(sandbox.ChildError, match="longer than 1 s"):
@@ -177,7 +180,8 @@ def test_the_child_gets_no_secret_of_the_registry(registry, monkeypatch, tmp_pat
 def test_memory_is_limited(tmp_path):
     """The limit is the child's own, and holds for what it allocates."""
     code = (
-        "from polo.registry.verifications import child\nchild._limit(2**28, 60)\nbytearray(2**29)\n"
+        "from polo.registry.verifications import child\n"
+        "child._limit(2**28, 60, 2**20)\nbytearray(2**29)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "MemoryError" in done.stderr
@@ -195,7 +199,7 @@ if sys.argv[4] == "hang":
     # A child that says that it has begun, and then takes for ever.
     sandbox.child.__name__ = "slow"
     real = sandbox._environment
-    sandbox._environment = lambda folder: {**real(folder), "PYTHONPATH": sys.argv[3]}
+    sandbox._environment = lambda *given: {**real(*given), "PYTHONPATH": sys.argv[3]}
 handlers.load()
 handlers.PERIODIC.clear()
 registry = Registry.open(

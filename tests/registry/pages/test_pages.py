@@ -1,6 +1,7 @@
 """Pages over HTTP: what they show, what they never show, and which forms they refuse."""
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
@@ -33,6 +34,10 @@ PAGES = {
     "/nothing": "There is nothing here",
 }
 PRIVATE = ["/operator"]
+FOLLOWED = ["/verifications/{running}", "/verifications/{waiting}", "/verifications/{broken}"]
+"""For auditors and operators: nothing is decided there yet."""
+
+AS_AUDITOR = {"Authorization": "Bearer polo_" + "a" * 40}
 
 
 class Outline(HTMLParser):
@@ -54,10 +59,64 @@ class Outline(HTMLParser):
 def test_a_page_is_whole_and_holds_to_its_policy(
     reader: TestClient, shown: Any, template: str
 ) -> None:
-    answer = reader.get(shown.place(template))
+    headers = AS_AUDITOR if template in FOLLOWED else {}
+    answer = reader.get(shown.place(template), headers=headers)
     assert answer.status_code == (404 if template == "/nothing" else 200)
     assert PAGES[template] in answer.text
     check_page(answer)
+
+
+@pytest.mark.parametrize("template", FOLLOWED)
+def test_what_has_no_verdict_is_for_auditors_and_operators(
+    reader: TestClient, shown: Any, template: str
+) -> None:
+    for place in (template, f"{template}/live"):
+        hidden = reader.get(shown.place(place))
+        assert hidden.status_code == 404
+        assert "no verdict yet" in hidden.text
+        assert reader.get(shown.place(place), headers=AS_AUDITOR).status_code == 200
+    key = shown.place(template).rpartition("/")[2]
+    assert reader.get(f"/v1/verifications/{key}").status_code == 404
+    assert reader.get(f"/v1/verifications/{key}", headers=AS_AUDITOR).json()["id"] == key
+    for chain in ("/chains/{closed}", "/chains/{hostile}"):
+        place = shown.place(chain)
+        assert key not in reader.get(place).text
+        listed = reader.get(f"/v1/enrolments/{place.rpartition('/')[2]}/verifications").json()
+        assert {item["state"] for item in listed["verifications"]} == {"done"}
+    both = [
+        reader.get(shown.place(c), headers=AS_AUDITOR).text
+        for c in ("/chains/{closed}", "/chains/{hostile}")
+    ]
+    assert sum(key in page for page in both) == 1
+
+
+def test_a_verdict_is_for_everybody_and_its_report_is_not(reader: TestClient, shown: Any) -> None:
+    key = shown.verifications["accepted"]
+    said = reader.get(f"/v1/verifications/{key}").json()
+    assert said["outcome"] == said["verdict"]["outcome"] == "accepted"
+    assert key in reader.get(shown.place("/chains/{closed}")).text
+    assert reader.get(f"/v1/verifications/{key}/report").status_code == 401
+
+
+def test_a_queue_that_nobody_serves_is_said(
+    filled: Any, visitor: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polo.registry.jobs.presence.has_gpu", lambda: False)
+    key = filled.verifications["waiting"]
+    job = {"kind": "verify", "subject": key, "queue": "gpu", "state": "waiting"}
+    with filled.registry.database.begin() as connection:
+        connection.execute(schema.jobs.insert().values(**job, tries=0, due=0))
+    page = visitor.get(f"/verifications/{key}", headers=AS_AUDITOR)
+    assert "serves the queue <code>gpu</code>" in page.text
+    check_page(page)
+    said = visitor.get(f"/v1/verifications/{key}", headers=AS_AUDITOR).json()
+    assert said["progress"].endswith("serves the queue gpu now")
+    told = visitor.get("/readyz")
+    assert told.status_code == 200
+    assert "queue gpu: nobody serves it, and 1 jobs wait in it" in told.text
+    monkeypatch.setattr("polo.registry.jobs.presence.has_gpu", lambda: True)
+    assert visitor.get("/readyz").text == "ready\n"
+    assert "serves the queue" not in visitor.get(f"/verifications/{key}", headers=AS_AUDITOR).text
 
 
 def check_page(answer: Any) -> None:
@@ -144,7 +203,8 @@ def test_a_fragment_is_sent_again_only_when_something_changed(
 
 
 def test_what_has_ended_is_not_refreshed(reader: TestClient, shown: Any) -> None:
-    assert "data-source" in reader.get(shown.place("/verifications/{running}")).text
+    running = shown.place("/verifications/{running}")
+    assert "data-source" in reader.get(running, headers=AS_AUDITOR).text
     ended = reader.get(shown.place("/verifications/{accepted}")).text
     assert "data-source" not in ended
     assert "http-equiv" not in ended
@@ -390,9 +450,8 @@ def test_a_file_is_taken_and_scanned(
 def test_broken_and_oversized_forms_leave_nothing(
     reader: TestClient, shown: Any, word_of: Any, monkeypatch: Any, parts: Any, status: int
 ) -> None:
-    from polo.registry.pages import whose
-
-    monkeypatch.setattr(whose, "MOST", 200_000)
+    small = replace(shown.registry.settings, max_found=200_000)
+    monkeypatch.setattr(shown.registry, "settings", small)
     word = word_of(reader.get("/whose").text)
     answer = upload(reader, word, *parts)
     assert answer.status_code == status

@@ -7,18 +7,20 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, select, update
 
+from polo.evidence.receipts.rules import replays
 from polo.protocol import canonical
-from polo.protocol.challenge import Challenge
+from polo.protocol.challenge import Challenge, Place
 from polo.protocol.detection import MILLION
 from polo.protocol.entries import Entry
 from polo.protocol.fields import Bytes, Integer, Record, of
 from polo.protocol.records import MAX_SHARDS, Manifest, Terms
 from polo.registry.commitments.answers import Waiting
 from polo.registry.commitments.chains import Chain
+from polo.registry.commitments.recorded import Recorded
 from polo.registry.context import Registry
 from polo.registry.events.service import note
 from polo.registry.problems import CODES, Problem
-from polo.registry.schema import challenges, enrolments
+from polo.registry.schema import challenges, enrolments, objects
 from polo.registry.uploads import service as uploads
 
 ANSWER_WITHIN = 86_400
@@ -54,22 +56,43 @@ class CheckpointAsked(Record):
     root: bytes = of(Bytes(32))
 
 
-def draw(connection: Connection, chain: Chain, entry: Entry, now: int) -> Waiting | None:
+def draw(
+    connection: Connection, chain: Chain, entry: Entry, now: int, recorded: Recorded | None
+) -> Waiting | None:
     """Decide whether an entry that is going into the log waits for a challenge, and open it.
+
+    A replay shows the checkpoint, too, so that one of them is asked for at most.
 
     Args:
         connection: The transaction that appends the entry.
         chain: The chain.
-        entry: The entry, which the prover cannot change any more.
+        entry: The entry, which the prover cannot change any more, nor the record that it names.
         now: The time.
+        recorded: What that record says, where steps may be drawn.
     """
-    wanted = chain.number("checkpoints") if entry.shard is not None else 0
-    if chain.terms.history != "streaming" or _RANDOM.randrange(MILLION) >= wanted:
+    if not chain.streams or entry.shard is None:
+        return None
+    asked: Record
+    if recorded is not None and _RANDOM.randrange(MILLION) < chain.replays:
+        kind, asked = "replay", _steps(chain, entry, now, recorded)
+    elif _RANDOM.randrange(MILLION) < chain.number("checkpoints"):
+        kind, asked = "checkpoint", CheckpointAsked(entry.enrolment, entry.number, entry.root)
+    else:
         return None
     due = now + answer_within(chain.terms)
-    asked = CheckpointAsked(entry.enrolment, entry.number, entry.root)
-    made = _open(connection, chain.id, "checkpoint", asked, now=now, due=due, shard=entry.number)
-    return Waiting(made, "checkpoint", due)
+    made = _open(connection, chain.id, kind, asked, now=now, due=due, shard=entry.number)
+    return Waiting(made, kind, due)
+
+
+def _steps(chain: Chain, entry: Entry, now: int, recorded: Recorded) -> Challenge:
+    """Segments of the newest shard, drawn, and its sealing; bound to its leaf in the log."""
+    recipe = chain.recipe
+    assert recipe is not None
+    count = min(recipe.draws, recorded.segments)
+    numbers = recorded.always.union(_RANDOM.sample(range(recorded.segments), count))
+    places = tuple(Place(entry.number, number) for number in sorted(numbers))
+    # Where the terms forgive rounding, ends are needed if the platforms turn out to differ.
+    return Challenge(entry.leaf, places, (entry.number,), recipe.tolerance > 0, now)
 
 
 def closed(registry: Registry, connection: Connection, enrolment: str, manifest: Manifest) -> None:
@@ -80,7 +103,8 @@ def closed(registry: Registry, connection: Connection, enrolment: str, manifest:
         root = manifest.root_before(shard + 1)
         asked = CheckpointAsked(manifest.enrolment.digest, shard, root)
         _open(connection, enrolment, "checkpoint", asked, now=now, due=due, shard=shard)
-    if any(item.level == "replay" for item in terms.evidence):
+    # What was drawn while the chain grew is not drawn again: the prover has let go of the weights.
+    if any(item.level == "replay" for item in terms.evidence) and not replays(terms):
         registry.jobs.enqueue(connection, "challenges.draw", enrolment)
 
 
@@ -110,7 +134,9 @@ def open_replay(
     """Open the replay challenge of a closed chain; the one that is there stays."""
     known = connection.execute(
         select(challenges.c.id).where(
-            challenges.c.enrolment == enrolment, challenges.c.kind == "replay"
+            challenges.c.enrolment == enrolment,
+            challenges.c.kind == "replay",
+            challenges.c.shard.is_(None),
         )
     ).scalar()
     return known or _open(connection, enrolment, "replay", drawn, now=now, due=due)
@@ -122,7 +148,7 @@ def answer(registry: Registry, identity: str, challenge: str, upload: str) -> Ro
     with registry.database.begin() as connection:
         row = owned(connection, identity, challenge)
         file = uploads.stored(connection, row.enrolment, upload, UPLOADS[row.kind])
-        if row.kind == "checkpoint" and file.shard != row.shard:
+        if file.shard != row.shard:
             detail = f"the upload is about shard {file.shard}, the challenge about {row.shard}"
             raise Problem(422, "challenge.wrong-file", detail)
         if row.state != "open":
@@ -139,8 +165,11 @@ def answer(registry: Registry, identity: str, challenge: str, upload: str) -> Ro
         )
         if taken.rowcount != 1:
             raise Problem(409, "challenge.over", "the challenge was answered or ended meanwhile")
-        if row.kind == "checkpoint":
-            registry.jobs.enqueue(connection, "challenges.check", challenge)
+        # A replay of the closed chain is judged with the proof.
+        if row.shard is not None:
+            named = select(enrolments.c.task).where(enrolments.c.id == row.enrolment)
+            queue = registry.tasks.queue_of(connection.execute(named).scalar_one())
+            registry.jobs.enqueue(connection, "challenges.check", challenge, queue=queue)
         note(connection, "challenge.answered", challenge, actor=identity, now=now)
         return owned(connection, identity, challenge)
 
@@ -161,10 +190,20 @@ def end(
     note(connection, f"challenge.{state}", row.id, detail, actor="registry", now=now)
     if not passed:
         fail_chain(connection, row.enrolment, f"challenge {row.id}: {detail}", now)
-    elif _waits(connection, row):
+        return
+    if row.kind == "replay" and row.shard is not None:
+        _let_go(connection, row, now)
+    if _waits(connection, row):
         from polo.registry.commitments.service import release
 
         release(registry, connection, row.enrolment, row.shard)
+
+
+def _let_go(connection: Connection, row: Row[Any], now: int) -> None:
+    """Keep answers no longer: they are large, hold samples, and have shown what they can."""
+    # One that was uploaded and never named can answer nothing any more, either.
+    held = (objects.c.kind == "answer") & (objects.c.enrolment == row.enrolment)
+    connection.execute(update(objects).where(held).values(keep_until=now))
 
 
 def fail_chain(connection: Connection, enrolment: str, why: str, now: int) -> None:

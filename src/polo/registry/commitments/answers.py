@@ -1,7 +1,9 @@
 """What answers an entry: its receipt, the next nonce, and its place in the log."""
 
+import functools
 import json
 from dataclasses import dataclass
+from typing import ClassVar
 
 from polo.protocol import canonical, nonces
 from polo.protocol.entries import Entry, nonce_after
@@ -18,6 +20,8 @@ class Waiting:
         kind: What is asked for.
         due: Until when, in seconds since 1970.
     """
+
+    STATUS: ClassVar = 202
 
     challenge: str
     kind: str
@@ -48,9 +52,8 @@ class Place:
     def body(self, entry: bytes) -> bytes:
         """The canonical bytes of the `Inclusion` of an entry."""
         path = ",".join(f'"{item.hex()}"' for item in self.path)
-        note = json.dumps(self.checkpoint, ensure_ascii=False)
         parts = (
-            f'{{"checkpoint":{note},"entry":'.encode(),
+            f'{{"checkpoint":{_quoted(self.checkpoint)},"entry":'.encode(),
             entry,
             f',"index":{self.index},"path":[{path}],"size":{self.size}}}'.encode(),
         )
@@ -67,6 +70,8 @@ class Receipted:
         nonce: The next shard's nonce; None where it is not for whoever asks.
         place: Its place in the log.
     """
+
+    STATUS: ClassVar = 200
 
     entry: bytes
     receipt: bytes
@@ -110,23 +115,18 @@ def receipt_of(
         time: When it got there.
     """
     nonce = nonce_after(chain.secret, entry.number, leaf)
-    value: dict[str, str | int] = {
-        "format": Receipt.FORMAT,
-        "enrolment": chain.id,
-        "shard": entry.number,
-        "root": entry.root.hex(),
-        "time": time,
-        "origin": origin,
-        "index": index,
-        "next_nonce": nonces.leaf(nonce).hex(),
-    }
-    body = _compact(value)
     # Written by hand, since this is done for every commitment: a record would be encoded twice.
-    signature = chain.issuer.sign(b"polo signature 1\n" + body)
-    at = body.rindex(b',"time":')
-    return b'%b,"signature":"%b"%b' % (body[:at], signature.hex().encode(), body[at:]), nonce
+    first = (
+        f'{{"enrolment":"{chain.id}","format":"{Receipt.FORMAT}","index":{index},'
+        f'"next_nonce":"{nonces.leaf(nonce).hex()}","origin":{_quoted(origin)},'
+        f'"root":"{entry.root.hex()}","shard":{entry.number}'
+    )
+    last = f',"time":{time}}}'
+    signature = chain.issuer.sign(f"polo signature 1\n{first}{last}".encode())
+    return f'{first},"signature":"{signature.hex()}"{last}'.encode(), nonce
 
 
-def _compact(value: dict[str, str | int]) -> bytes:
-    """Canonical bytes of a flat object whose keys and values are known to be fit for it."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode()
+@functools.lru_cache(maxsize=64)
+def _quoted(text: str) -> str:
+    """A text as canonical JSON has it; one origin, or one checkpoint, is in many answers."""
+    return json.dumps(text, ensure_ascii=False)

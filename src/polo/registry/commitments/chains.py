@@ -4,16 +4,21 @@ import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, select
 
 from polo.errors import FormatError
+from polo.evidence.receipts.rules import replays
 from polo.keys import Identity
 from polo.protocol.layout import Layout
 from polo.protocol.records import Enrolment, Terms
 from polo.registry.database import Database
 from polo.registry.schema import enrolments
 from polo.registry.vault import Vault
+
+if TYPE_CHECKING:
+    from polo.evidence.replay.recipe import Recipe
 
 KEPT = 4096
 """Chains that are kept at hand."""
@@ -74,6 +79,19 @@ class Chain:
     def streams(self) -> bool:
         """Whether openings come with the commitments."""
         return self.terms.history == "streaming"
+
+    @cached_property
+    def replays(self) -> int:
+        """Millionths of the shards from which steps are drawn while the chain grows."""
+        return replays(self.terms)
+
+    @cached_property
+    def recipe(self) -> "Recipe | None":
+        """How steps are done, where level replay is asked for."""
+        from polo.evidence.replay.recipe import Recipe  # numpy, without which the server starts
+
+        found = [item.settings for item in self.terms.evidence if item.level == "replay"]
+        return Recipe.from_settings(found[0], "terms") if found else None
 
 
 class Chains:

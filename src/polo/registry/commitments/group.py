@@ -6,14 +6,16 @@ processes can write to one database. Few statements serve the whole group, whate
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from sqlalchemy import Connection, bindparam, select, update
+from sqlalchemy import Connection, select
 
 from polo.errors import PoloError
 from polo.keys import Identity
 from polo.protocol.entries import Entry, live_nonce
 from polo.registry.commitments.answers import Answer, Place, Receipted, Waiting, receipt_of
 from polo.registry.commitments.chains import Chain
+from polo.registry.commitments.recorded import Recorded, missing
 from polo.registry.commitments.rules import (
     Standing,
     Submission,
@@ -26,19 +28,14 @@ from polo.registry.commitments.standing import Earlier, Known, learn
 from polo.registry.log import service as log
 from polo.registry.log.growing import Appended, Growth
 from polo.registry.problems import Problem
-from polo.registry.schema import challenges, commitments, enrolments
-from polo.registry.writing import add_all
+from polo.registry.schema import challenges, commitments, enrolments, objects
+from polo.registry.writing import add_all, change_all, insert_new
 
-Draw = Callable[[Connection, Chain, Entry, int], Waiting | None]
+Draw = Callable[[Connection, Chain, Entry, int, Recorded | None], Waiting | None]
 """Decides whether an entry's receipt waits for a challenge, and opens the challenge."""
 
 Result = Answer | PoloError
 
-_ADVANCE = (
-    update(enrolments)
-    .where(enrolments.c.id == bindparam("of"))
-    .values(shards=bindparam("count"), changed=bindparam("at"))
-)
 _ASKED = select(challenges.c.id, challenges.c.kind, challenges.c.due)
 
 
@@ -60,7 +57,7 @@ class Group:
         submissions: The entries, in the order they came.
         growth: The log.
         origin: The log's name.
-        signer: The log's key.
+        signers: The log's keys, the newest first.
         draw: Decides about challenges.
         now: The time.
         appended: What was added to the log, if anything was.
@@ -70,7 +67,7 @@ class Group:
     submissions: Sequence[Submission]
     growth: Growth
     origin: str
-    signer: Identity
+    signers: Sequence[Identity]
     draw: Draw
     now: int
     appended: Appended | None = field(default=None, init=False)
@@ -89,7 +86,7 @@ class Group:
             return [item for item in found if not isinstance(item, _New)]
         entries = [item.submission.data for item in self._new.values()]
         self.appended = self.growth.append(
-            self.connection, frontier, entries, self.signer, now=self.now
+            self.connection, frontier, entries, self.signers, now=self.now
         )
         answers = self._written(self.appended)
         return [answers[item.index] if isinstance(item, _New) else item for item in found]
@@ -121,15 +118,20 @@ class Group:
         if new or earlier:
             raise repeated(new.submission.entry.number if new else earlier.shard)  # type: ignore[union-attr]
         if chain.streams and entry.opening:
-            opened = (entry.opening.hex(), chain.id) in self._known.opened
+            here = (entry.opening.hex(), chain.id) in self._known.opened
+            opened = here or submission.attached is not None
             # Without a reading it was not this entry's turn when it came.
             if not opened or submission.matches is None:
                 raise unopened(chain, entry.number)
+        if chain.replays and entry.shard and submission.recorded is None:
+            raise missing(chain, entry.number)
         return self._taken(submission, standing)
 
     def _taken(self, submission: Submission, standing: Standing) -> _New:
         chain, entry = submission.chain, submission.entry
-        waiting = self.draw(self.connection, chain, entry, self.now) if chain.draws else None
+        waiting = None
+        if chain.draws:
+            waiting = self.draw(self.connection, chain, entry, self.now, submission.recorded)
         new = _New(submission, self._first + len(self._new), waiting)
         self._new[chain.id, entry.root] = new
         standing.last, standing.root = entry.number, entry.root
@@ -172,10 +174,26 @@ class Group:
                 }
             )
         add_all(self.connection, commitments, rows)
-        if counts:
-            changes = [{"of": of, "count": count, "at": self.now} for of, count in counts.items()]
-            self.connection.execute(_ADVANCE, changes)
+        insert_new(self.connection, objects, self._attached())
+        changes = [
+            {"shards": count, "changed": self.now, "id": chain} for chain, count in counts.items()
+        ]
+        change_all(self.connection, enrolments, "id", changes)
         return answers
+
+    def _attached(self) -> list[dict[str, Any]]:
+        """Rows of the openings that came with the new entries."""
+        return [
+            {
+                "sha256": new.submission.entry.opening.hex(),
+                "enrolment": new.submission.chain.id,
+                "kind": "opening",
+                "size": new.submission.attached,
+                "made": self.now,
+            }
+            for new in self._new.values()
+            if new.submission.attached is not None and new.submission.entry.opening
+        ]
 
     def _receipted(self, new: _New, appended: Appended) -> Receipted:
         chain, entry = new.submission.chain, new.submission.entry

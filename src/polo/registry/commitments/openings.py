@@ -1,20 +1,61 @@
-"""Reading the mark in an opening that was uploaded before its commitment. numpy."""
+"""Reading the mark in an opening that came before its commitment, or with it. numpy."""
 
+import hashlib
 import tempfile
 from pathlib import Path
+
+from sqlalchemy import Connection, select
 
 from polo.errors import PoloError
 from polo.protocol import chain as walk
 from polo.protocol.detection import Reading
 from polo.protocol.entries import Entry, live_nonce
 from polo.registry.commitments.chains import Chain
+from polo.registry.context import Registry
 from polo.registry.objects import Objects, key_of
 from polo.registry.problems import Problem
+from polo.registry.schema import objects as rows
+from polo.registry.uploads import partial
 
 _PLACE = "opening"
 
 
-def matches(objects: Objects, chain: Chain, previous: Entry, entry: Entry) -> int:
+def check(connection: Connection, chain: Chain, entry: Entry, data: bytes) -> None:
+    """Refuse an opening that came with its entry and that the entry does not name.
+
+    Args:
+        connection: A transaction.
+        chain: The chain.
+        entry: The entry of the shard.
+        data: The opening's bytes.
+    """
+    assert entry.opening is not None
+    if hashlib.sha256(data).digest() != entry.opening:
+        raise Problem(422, "upload.wrong-digest", "the entry names an opening of another digest")
+    kind = connection.execute(
+        select(rows.c.kind).where(
+            rows.c.sha256 == entry.opening.hex(), rows.c.enrolment == chain.id
+        )
+    ).scalar()
+    if kind not in (None, "opening"):
+        raise Problem(409, "upload.other-kind", f"these bytes are here as a file of {kind}")
+
+
+def keep(registry: Registry, data: bytes) -> None:
+    """Put an opening onto the disk, before the row that names it is written, and again after.
+
+    The second time finds it there, unless it went, as a file that nothing named, in between.
+    """
+    try:
+        partial.check_room(registry.settings.data, len(data))
+        registry.objects.put(key_of(hashlib.sha256(data).hexdigest()), data)
+    except OSError as error:
+        raise partial.no_space(error) from error
+
+
+def matches(
+    objects: Objects, chain: Chain, previous: Entry, entry: Entry, data: bytes | None = None
+) -> int:
     """Bits that read right in the opening of an entry's shard.
 
     Args:
@@ -22,6 +63,7 @@ def matches(objects: Objects, chain: Chain, previous: Entry, entry: Entry) -> in
         chain: The chain.
         previous: The entry that comes before.
         entry: The entry of the shard.
+        data: The opening's bytes, where they came with the entry.
 
     Raises:
         Problem: The opening is not that of the weights committed to, or its mark does not pass.
@@ -39,10 +81,13 @@ def matches(objects: Objects, chain: Chain, previous: Entry, entry: Entry) -> in
     mark = derive(chain.terms, carrier, seed)
     where = carrier.leaves(mark.blocks)
     try:
-        with tempfile.TemporaryDirectory(prefix="polo-") as folder:
-            path = Path(folder) / "opening"
-            objects.fetch(key_of(entry.opening), path)
-            opening = openings.load(path, chain.layout, where, place=_PLACE)
+        if data is None:
+            with tempfile.TemporaryDirectory(prefix="polo-") as folder:
+                path = Path(folder) / "opening"
+                objects.fetch(key_of(entry.opening), path)
+                opening = openings.load(path, chain.layout, where, place=_PLACE)
+        else:
+            opening = openings.decode(data, chain.layout, where, place=_PLACE)
         root = opening.root(chain.layout, where, place=_PLACE)
         opened = OpenedCheckpoint(chain.layout, opening.chunks)
         reading = read(mark, values_of(mark, carrier, opened))

@@ -1,5 +1,6 @@
 """`/v1/enrolments/{id}/commitments`."""
 
+import hashlib
 import re
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -8,23 +9,28 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.concurrency import run_in_threadpool
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
 
-from polo.errors import PoloError
-from polo.protocol.entries import Entry
+from polo.errors import FormatError, PoloError
+from polo.protocol.entries import Entry, without_opening
 from polo.registry import callers
 from polo.registry.callers import Caller, registry_of
 from polo.registry.commitments import openings, service
-from polo.registry.commitments.answers import Answer, Receipted
+from polo.registry.commitments import recorded as records
+from polo.registry.commitments.answers import Answer
 from polo.registry.commitments.chains import Chain
 from polo.registry.commitments.rules import Submission, readable, unopened
 from polo.registry.context import Registry
 from polo.registry.problems import Problem, problem_of
+from polo.registry.uploads import retention
 
 router = APIRouter(prefix="/v1/enrolments/{enrolment}/commitments", tags=["commitments"])
 
 Id = Annotated[str, Path(pattern="^[0-9a-f]{64}$", description="The enrolment's digest.")]
-_PATH = re.compile("/v1/enrolments/([0-9a-f]{64})/commitments")
+_PATH = re.compile("/v1/enrolments/[0-9a-f]{64}/commitments")
+_ID = slice(len("/v1/enrolments/"), len("/v1/enrolments/") + 64)
+_TOGETHER = "application/octet-stream"
 _RECORDED: dict[int | str, dict[str, Any]] = {
     200: {"description": "The receipt, the next nonce, and the place in the log."},
     202: {"description": "The entry is in the log; its receipt waits for a challenge."},
@@ -32,8 +38,12 @@ _RECORDED: dict[int | str, dict[str, Any]] = {
 _ENTRY = {
     "requestBody": {
         "required": True,
-        "description": "The canonical bytes of a polo/entry/1 record.",
-        "content": {"application/json": {"schema": {"type": "object"}}},
+        "description": "The canonical bytes of a polo/entry/1 record. As octets: the length of the "
+        "entry in four bytes, the greatest first, the entry, and the file of the shard's opening.",
+        "content": {
+            "application/json": {"schema": {"type": "object"}},
+            "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
+        },
     }
 }
 
@@ -44,6 +54,12 @@ async def commit(request: Request, enrolment: Id) -> Response:
 
     The same bytes again, in a new request, get the same receipt again.
     """
+    answer = await committed(request, enrolment)
+    return Response(answer.body(), answer.STATUS, media_type="application/json")
+
+
+async def committed(request: Request, enrolment: str) -> Answer:
+    """What answers a commitment, once it is on the disk."""
     registry = registry_of(request)
     body = await request.body()
     given = callers.authorization(request, body, registry)
@@ -53,63 +69,118 @@ async def commit(request: Request, enrolment: Id) -> Response:
     if given.key == chain.record.identity:
         # Others cost their address, as long as it is not known that they are registered.
         callers.charge(request, given.key.hex())
-    entry = readable(body, chain)
-    matches = None
+    data, opening = _apart(request, body)
+    entry = readable(data, chain)
+    matches = recorded = None
     if chain.streams and entry.shard:
-        matches = await run_in_threadpool(_read, registry, chain, entry)
-    submission = Submission(chain, entry, body, given, matches)
-    return _answered(await registry.sequencer.submit(submission))
+        matches, recorded = await run_in_threadpool(_read, registry, chain, entry, opening)
+    elif opening is not None:
+        raise Problem(422, "commitment.broken", "an opening that the terms do not ask for")
+    attached = len(opening) if opening and matches is not None else None
+    submission = Submission(
+        chain, entry, data, given, matches, recorded=recorded, attached=attached
+    )
+    if opening is None or attached is None:
+        return await registry.sequencer.submit(submission)
+    return await _submitted(registry, submission, opening)
+
+
+def _apart(request: Request, body: bytes) -> tuple[bytes, bytes | None]:
+    """The entry, and the opening if one came along."""
+    if request.headers.get("content-type") != _TOGETHER:
+        return body, None
+    try:
+        return without_opening(body)
+    except FormatError as error:
+        raise Problem(422, "commitment.broken", str(error)) from error
+
+
+async def _submitted(registry: Registry, submission: Submission, opening: bytes) -> Answer:
+    """Commit with an opening that is on the disk, and stays there only if the entry is taken."""
+    try:
+        answer = await registry.sequencer.submit(submission)
+    except PoloError:
+        digest = hashlib.sha256(opening).hexdigest()
+        await run_in_threadpool(retention.discard, registry, digest)
+        raise
+    await run_in_threadpool(openings.keep, registry, opening)
+    return answer
 
 
 class Direct:
-    """Takes commitments past the framework's routing, which costs as much as the rest of one.
+    """Takes commitments past the framework, which costs more than the rest of one.
 
-    The route above says what they are, and is what this calls.
+    The route above says what they are, and does the same.
 
     Args:
-        app: What gets all other requests.
         answer: Answers what is refused.
         busy: Answers when the database is busy or gone.
     """
 
     def __init__(
         self,
-        app: ASGIApp,
         answer: Callable[[Request, Problem], Response],
         busy: Callable[[Request, Exception], Response],
     ) -> None:
-        self._app = app
         self._answer = answer
         self._busy = busy
         self._route = next(route for route in router.routes if route.endpoint is commit)  # type: ignore[attr-defined]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
-        found = _PATH.fullmatch(scope["path"]) if scope["type"] == "http" else None
-        if found is None or scope["method"] != "POST":
-            await self._app(scope, receive, send)
-            return
         scope["route"] = self._route
         request = Request(scope, receive)
         try:
-            response = await commit(request, found[1])
+            answer = await committed(request, scope["path"][_ID])
+            await _send(answer, send)
+            return
         except PoloError as error:
             response = self._answer(request, problem_of(error))
         except (OperationalError, PoolTimeout) as error:
             response = self._busy(request, error)
+        except ClientDisconnect:
+            # Nobody hears it, but it counts as their fault and not as a failure of ours.
+            problem = Problem(400, "body.broken", "the connection ended before the body did")
+            response = self._answer(request, problem)
         await response(scope, receive, send)
 
 
-def _read(registry: Registry, chain: Chain, entry: Entry) -> int | None:
-    """Bits that read right in the opening; None where it is not this entry's turn."""
+def is_direct(scope: Scope) -> bool:
+    """Whether a request is a commitment."""
+    return (
+        scope["type"] == "http"
+        and scope["method"] == "POST"
+        and _PATH.fullmatch(scope["path"]) is not None
+    )
+
+
+async def _send(answer: Answer, send: Send) -> None:
+    body = answer.body()
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": answer.STATUS, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _read(
+    registry: Registry, chain: Chain, entry: Entry, opening: bytes | None
+) -> "tuple[int | None, records.Recorded | None]":
+    """Bits that read right in the opening, and what the record says; None where it is not due."""
     with registry.database.read() as connection:
+        recorded = None
         # What is said about the mark tells about the nonce, which nobody has before the receipt.
         previous = service.receipted(connection, chain.id, entry.number - 1)
         if previous is None or service.entry_of(connection, chain.id, entry.number):
-            return None
-        if not service.is_opened(connection, chain.id, entry):
+            return None, None
+        if opening is not None:
+            openings.check(connection, chain, entry, opening)
+        elif not service.is_opened(connection, chain.id, entry):
             raise unopened(chain, entry.number)
-    return openings.matches(registry.objects, chain, previous, entry)
+        if chain.replays:
+            recorded = records.read(connection, registry.objects, chain, entry)
+    matches = openings.matches(registry.objects, chain, previous, entry, opening)
+    if opening is not None:
+        openings.keep(registry, opening)
+    return matches, recorded
 
 
 @router.get("")
@@ -142,7 +213,7 @@ def shown(
         owner = service.owner_of(connection, enrolment)
         mine = caller.identity is not None and caller.identity == owner
         answer = service.answer(connection, chain, shard, with_nonce=mine)
-    return _answered(answer)
+    return Response(answer.body(), answer.STATUS, media_type="application/json")
 
 
 def found(registry: Registry, enrolment: str) -> Chain:
@@ -151,8 +222,3 @@ def found(registry: Registry, enrolment: str) -> Chain:
     if chain is None:
         raise Problem(404, "enrolment.missing", "there is no such enrolment")
     return chain
-
-
-def _answered(answer: Answer) -> Response:
-    status = 200 if isinstance(answer, Receipted) else 202
-    return Response(answer.body(), status, media_type="application/json")

@@ -2,6 +2,7 @@
 
 import functools
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from polo.errors import LimitError, PoloError
 from polo.keys import Ed25519Verifier
@@ -11,6 +12,9 @@ from polo.protocol.log_tiles import MAX_ENTRY
 from polo.protocol.requests import Authorization
 from polo.registry.commitments.chains import Chain
 from polo.registry.problems import CODES, Problem
+
+if TYPE_CHECKING:
+    from polo.registry.commitments.recorded import Recorded
 
 CODES.update(
     {
@@ -43,7 +47,10 @@ class Submission:
         data: Its bytes, as they came.
         authorization: Who sent it; the nonce of the request is not spent yet.
         matches: Bits that read right in its opening; None if the terms ask for none.
+        recorded: What its record says, where steps may be drawn from it; None else, and where it
+            was not this entry's turn when it came.
         request: The request's id, for the events.
+        attached: Bytes of the opening that came with it and is on the disk; None if none did.
     """
 
     chain: Chain
@@ -52,6 +59,8 @@ class Submission:
     authorization: Authorization
     matches: int | None = None
     request: str | None = None
+    recorded: "Recorded | None" = None
+    attached: int | None = None
 
 
 @dataclass
@@ -206,7 +215,7 @@ def unopened(chain: Chain, number: int) -> Problem:
         409,
         "commitment.missing-opening",
         f"the opening of {_named(number)} was not uploaded for {chain.id[:16]}…",
-        advice="Upload it as kind `opening` first, then commit.",
+        advice="Send it with the entry, or upload it as kind `opening` first.",
     )
 
 

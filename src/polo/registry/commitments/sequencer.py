@@ -7,17 +7,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from polo.errors import PoloError
-from polo.keys import Identity
 from polo.registry.commitments.answers import Answer
 from polo.registry.commitments.chains import Chains
 from polo.registry.commitments.group import Draw, Group, Result
 from polo.registry.commitments.rules import Submission
 from polo.registry.database import Database
+from polo.registry.log import keys
 from polo.registry.log.growing import Growth
 from polo.registry.observing import LOGGER
 from polo.registry.problems import Problem
@@ -78,7 +77,6 @@ class Sequencer:
         self._thread: threading.Thread | None = None
         self._closed = False
         self._crowded = False
-        self._signer: Identity | None = None
 
     async def submit(self, submission: Submission) -> Answer:
         """Append an entry; returns once it is on the disk.
@@ -99,12 +97,15 @@ class Sequencer:
         """Append a group now, in one transaction, in the caller's thread."""
         with self._database.begin() as connection:
             self._database.lock(connection, LOCK)
+            if any(item.attached is not None for item in submissions):
+                # Whoever removes files that nothing names holds it, too.
+                self._database.lock(connection, "objects")
             group = Group(
                 connection,
                 submissions,
                 self._growth,
                 self._origin,
-                self._log_key(connection),
+                keys.signers(self._vault, connection, self._clock()),
                 self._draw,
                 self._clock(),
             )
@@ -112,12 +113,6 @@ class Sequencer:
         if group.appended:
             self._growth.keep(group.appended)
         return results
-
-    def _log_key(self, connection: Connection) -> Identity:
-        """The log's key, which it has for life."""
-        if self._signer is None:
-            self._signer = self._vault.log_key(connection)
-        return self._signer
 
     @property
     def waiting(self) -> int:

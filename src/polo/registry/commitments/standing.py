@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, case, func, select
+from sqlalchemy import ARRAY, Connection, String, any_, bindparam, case, func, select
 
 from polo.registry.commitments.rules import Standing, Submission
 from polo.registry.reading import rows_at
@@ -33,8 +33,10 @@ _STANDINGS = (
         commitments,
         (commitments.c.enrolment == enrolments.c.id) & (commitments.c.shard == _newest),
     )
-    .where(enrolments.c.id.in_(bindparam("ids", expanding=True)))
 )
+_BY_IDS = _STANDINGS.where(enrolments.c.id.in_(bindparam("ids", expanding=True)))
+# An array is one value, so the statement stays the same, and PostgreSQL keeps its plan.
+_BY_ARRAY = _STANDINGS.where(enrolments.c.id == any_(bindparam("ids", type_=ARRAY(String))))
 _OPENINGS = select(objects.c.sha256, objects.c.enrolment).where(
     objects.c.kind == "opening", objects.c.sha256.in_(bindparam("digests", expanding=True))
 )
@@ -87,7 +89,8 @@ def _spend(connection: Connection, group: Sequence[Submission]) -> set[tuple[byt
 
 
 def _standings(connection: Connection, ids: list[str]) -> dict[str, Standing]:
-    rows = connection.execute(_STANDINGS, {"ids": ids})
+    statement = _BY_IDS if connection.dialect.name == "sqlite" else _BY_ARRAY
+    rows = connection.execute(statement, {"ids": ids})
     return {row.id: _standing(row) for row in rows}
 
 

@@ -41,6 +41,14 @@ def check(connection: Connection, id_: str, manifest: Manifest) -> None:
         raise _wrong(
             f"it has {len(manifest.shards)} shards, and {max(0, count - 1)} were committed to"
         )
+    least = manifest.terms.shards.least
+    if len(manifest.shards) < least:
+        raise Problem(
+            422,
+            "enrolment.manifest",
+            f"{len(manifest.shards)} shards; the terms ask for {least} at least",
+            advice="Train on: start again on the same store, with more epochs. The chain is open.",
+        )
     rows = connection.execute(_ROWS.where(commitments.c.enrolment == id_))
     committed = [
         (Entry.from_bytes(bytes(row.record), "entry"), row.receipt and bytes(row.receipt))
@@ -74,6 +82,5 @@ def _wrong(detail: str) -> Problem:
         422,
         "enrolment.manifest",
         detail,
-        advice="Send manifest.json as `finish()` wrote it, with every receipt in its place. If "
-        "there are too few shards, train on first: a new Prover goes on with the proof.",
+        advice="Send manifest.json as `finish()` wrote it, with every receipt in its place.",
     )

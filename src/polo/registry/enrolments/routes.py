@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Path, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
 from polo.protocol.effort import DataRecord
@@ -18,6 +19,8 @@ from polo.registry.enrolments.service import Enrolled
 from polo.registry.idempotency import once
 from polo.registry.paging import Limit, Page
 from polo.registry.problems import Problem
+from polo.registry.uploads import retention
+from polo.registry.verifications import service as verifications
 
 router = APIRouter(prefix="/v1/enrolments", tags=["enrolments"])
 
@@ -60,6 +63,14 @@ class View(Summary):
 
     enrolment: dict[str, Any] = Field(description="The signed polo/enrolment/1 record.")
     layout: dict[str, Any] = Field(description="The polo/layout/1 record.")
+    files: int = Field(description="Uploaded files that the registry holds of the chain.")
+    keep_until: int | None = Field(
+        description="When they are removed, by the terms; null while the chain is open."
+    )
+    removed: int | None = Field(description="When files were removed last; null if none were.")
+    verdict: str | None = Field(
+        description="What the newest verification came to: accepted, rejected or undecided."
+    )
 
 
 class SecretView(BaseModel):
@@ -110,7 +121,7 @@ def _enrol(
             return {"id": made.id}
 
         told = once(registry, connection, request, body.model_dump(), caller, make)
-        return _view(service.get(connection, told["id"]))
+        return _view(connection, service.get(connection, told["id"]))
 
 
 @router.get("", summary="Enrolments, in pages")
@@ -139,7 +150,7 @@ def listed(
 def shown(enrolment: Id, registry: Here) -> View:
     """Anybody may see it: whoever audits the log needs the key that signed its entries."""
     with registry.database.read() as connection:
-        return _view(service.get(connection, enrolment))
+        return _view(connection, service.get(connection, enrolment))
 
 
 @router.post(
@@ -218,9 +229,14 @@ def _summary(found: Enrolled) -> dict[str, Any]:
     return {name: getattr(found, name) for name in Summary.model_fields}
 
 
-def _view(found: Enrolled) -> View:
+def _view(connection: Connection, found: Enrolled) -> View:
+    kept = retention.standing(connection, found.id)
     return View(
         **_summary(found),
+        files=kept.files,
+        keep_until=kept.until,
+        removed=kept.removed,
+        verdict=verifications.latest(connection, found.id),
         enrolment=Enrolment.from_bytes(found.record, "enrolment").to_json(),
         layout=Layout.from_bytes(found.layout, "layout").to_json(),
     )

@@ -4,7 +4,7 @@ import secrets
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, insert, select, update
+from sqlalchemy import Connection, Row, func, insert, select, update
 
 from polo.protocol.effort import DataRecord
 from polo.protocol.log_notes import COSIGNATURE, NoteKey
@@ -16,6 +16,7 @@ from polo.registry.enrolments.terms import terms_for
 from polo.registry.events import service as events
 from polo.registry.problems import CODES, Problem
 from polo.registry.schema import enrolments
+from polo.registry.uploads import retention
 
 CODES.update(
     {
@@ -27,6 +28,7 @@ CODES.update(
         "enrolment.open": "The enrolment is still open.",
         "enrolment.options": "The registry does not enrol with such options.",
         "enrolment.parent": "The enrolment to go on from is not one that can be gone on from.",
+        "enrolment.too-many": "The identity has as many open enrolments as one may have here.",
         "enrolment.withdrawn": "The enrolment was withdrawn.",
     }
 )
@@ -93,6 +95,7 @@ def make(
     """
     from polo.enrolment import enrol_live
 
+    _check_count(registry, connection, identity)
     offered, now = registry.tasks.get(task), registry.clock()
     origin = registry.settings.origin
     terms = terms_for(
@@ -100,6 +103,7 @@ def make(
         origin=origin,
         log=NoteKey(origin, registry.vault.log_key(connection).public_key),
         witnesses=_witnesses(registry),
+        keep=registry.settings.keep_days,
         bits=bits,
         data=data,
         parent=start,
@@ -116,6 +120,22 @@ def make(
     connection.execute(insert(enrolments).values(**made.__dict__, secret=sealed, manifest=None))
     events.note(connection, "enrolment.made", id_, task, actor=identity, request=request, now=now)
     return made
+
+
+def _check_count(registry: Registry, connection: Connection, identity: str) -> None:
+    """Refuse one more than an identity may have open; two at once must not both be the last."""
+    registry.database.lock(connection, f"enrolments of {identity}")
+    most = registry.settings.max_enrolments
+    open_ = select(func.count()).where(
+        enrolments.c.identity == identity, enrolments.c.state == "open"
+    )
+    if connection.execute(open_).scalar_one() >= most:
+        raise Problem(
+            429,
+            "enrolment.too-many",
+            f"{most} enrolments of yours are open, which is the most here",
+            advice="Close chains that are done, or withdraw them: POST /v1/enrolments/ID/withdraw.",
+        )
 
 
 def last_root(connection: Connection, parent: str, layout: bytes) -> bytes:
@@ -223,6 +243,7 @@ def _change(
         .where(enrolments.c.id == found.id)
         .values(state=state, changed=now, **more)
     )
+    retention.settle(registry, connection, found.id)
     events.note(
         connection, f"enrolment.{state}", found.id, actor=found.identity, request=request, now=now
     )

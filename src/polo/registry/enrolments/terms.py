@@ -21,6 +21,7 @@ def terms_for(
     origin: str,
     log: NoteKey,
     witnesses: Iterable[NoteKey] = (),
+    keep: int | None = None,
     bits: int | None = None,
     data: DataRecord | None = None,
     parent: bytes | None = None,
@@ -32,6 +33,7 @@ def terms_for(
         origin: The registry's name.
         log: The log's key.
         witnesses: Keys of the witnesses that terms may ask for.
+        keep: Days that uploaded files are kept, where the offer does not say.
         bits: Bits of a mark, where the prover chooses.
         data: The data, where steps are to be run again.
         parent: Root of the model that training starts from, if it goes on from one.
@@ -42,7 +44,8 @@ def terms_for(
     if parent is not None:
         task = replace(terms.task, floor=terms.task.floor[-1:])
         terms = replace(terms, task=task, start=StartTerms("parent", parent))
-    evidence = [*terms.evidence, EvidenceTerms("receipts", _rules(offer, origin, log, witnesses))]
+    rules = _rules(offer, origin, log, witnesses, keep)
+    evidence = [*terms.evidence, EvidenceTerms("receipts", rules)]
     terms = replace(terms, history=offer.history)
     if offer.recipe is not None:
         terms, recipe = _replayed(offered, terms, data)
@@ -56,8 +59,10 @@ def terms_for(
     return terms
 
 
-def _rules(offer: Offer, origin: str, log: NoteKey, witnesses: Iterable[NoteKey]) -> dict[str, str]:
-    options: dict[str, Any] = dict(offer.receipts)
+def _rules(
+    offer: Offer, origin: str, log: NoteKey, witnesses: Iterable[NoteKey], keep: int | None
+) -> dict[str, str]:
+    options: dict[str, Any] = {"keep": keep, **offer.receipts}
     if options.get("quorum"):
         options["witnesses"] = tuple(witnesses)
     rules = Rules(origin, log, **options)
@@ -87,7 +92,8 @@ def _replayed(offered: Offered, terms: Terms, data: DataRecord | None) -> tuple[
             422,
             "enrolment.options",
             "the terms ask for level replay, so they must name the data",
-            advice="Send the content of data.json (polo data) as `data`.",
+            advice="Commit to your data first: polo data ARRAYS --out DATA. Then give it: "
+            "polo enrol … --data DATA, or in a request the content of data.json as `data`.",
         )
     if data.columns != offered.columns:
         raise TermsError("the task trains on other columns than these data have", place="data")

@@ -2,11 +2,12 @@
 
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Depends, Path, Request
+from fastapi import APIRouter, Depends, Path, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
 from polo.keys import Ed25519Verifier
+from polo.protocol.requests import rotation_message
 from polo.registry.callers import Caller, anyone, possession, registry_of, request_id, role, signed
 from polo.registry.context import Registry
 from polo.registry.identities import service
@@ -101,6 +102,17 @@ def register(
     return view(made)
 
 
+@router.get("", summary="Whose key it is")
+def find(
+    registry: Here,
+    _: Annotated[Caller, Depends(anyone)],
+    key: Annotated[str, Query(pattern="^[0-9a-f]{64}$", description="A raw public key.")],
+) -> IdentityView:
+    """The identity that has or had this key: its id stays when its key changes."""
+    with registry.database.read() as connection:
+        return view(service.holding(connection, bytes.fromhex(key)))
+
+
 @router.get("/{identity}", summary="Look an identity up")
 def show(identity: Id, registry: Here, _: Annotated[Caller, Depends(anyone)]) -> IdentityView:
     """Anybody may."""
@@ -123,7 +135,7 @@ def rotate(
         current = _locked(registry, connection, identity)
         if current.key != caller.key:
             raise Problem(409, "identity.known", "the key was changed by another request")
-        message = service.rotation_message(identity, current.key, new)
+        message = rotation_message(identity, current.key, new)
         if not Ed25519Verifier().verify(new, message, bytes.fromhex(body.signature)):
             raise Problem(422, "caller.bad-signature", "not the new key's signature")
         return view(

@@ -15,8 +15,6 @@ from polo.registry.events.service import note
 from polo.registry.problems import Problem
 from polo.registry.schema import identities, identity_keys
 
-ROTATION = b"polo rotation 1\n"
-
 
 @dataclass(frozen=True)
 class KeyPeriod:
@@ -64,6 +62,15 @@ def register(
     return get(connection, chosen)
 
 
+def holding(connection: Connection, key: bytes) -> Identity:
+    """The identity that a key is, or was, the key of."""
+    query = select(identity_keys.c.identity).where(identity_keys.c.key == key)
+    held = connection.execute(query).scalar()
+    if held is None:
+        raise Problem(404, "identity.missing", "no identity has or had this key")
+    return get(connection, held)
+
+
 def get(connection: Connection, identity: str) -> Identity:
     """An identity by its id."""
     row = connection.execute(select(identities).where(identities.c.id == identity)).first()
@@ -78,11 +85,6 @@ def get(connection: Connection, identity: str) -> Identity:
     return Identity(
         row.id, bytes(row.key), row.name, row.role, row.registered, row.revoked, periods
     )
-
-
-def rotation_message(identity: str, old: bytes, new: bytes) -> bytes:
-    """What the new key signs, so that nobody rotates to a key they do not hold."""
-    return ROTATION + f"{identity}\n{old.hex()}\n{new.hex()}".encode()
 
 
 def rotate(

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import datetime
 import logging
+import secrets
 import signal
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from sqlalchemy import Connection, select, text
 
 from polo.errors import TermsError
 from polo.registry.database import Database
-from polo.registry.jobs import handlers, queue, runner
+from polo.registry.jobs import handlers, presence, queue, runner
 from polo.registry.schema import jobs
 
 if TYPE_CHECKING:
@@ -110,7 +111,8 @@ async def work(registry: "Registry", queue_name: str, *, concurrency: int = 1) -
     prepare(registry.database)
     app = app_of(registry)
     async with app.open_async():
-        upkeep = asyncio.create_task(_upkeep(registry, app))
+        name = secrets.token_hex(16)
+        upkeep = asyncio.create_task(_upkeep(registry, app, name, queue_name))
         working = asyncio.create_task(
             app.run_worker_async(
                 queues=[queue_name],
@@ -129,6 +131,8 @@ async def work(registry: "Registry", queue_name: str, *, concurrency: int = 1) -
         finally:
             registry.jobs.stopping.set()
             upkeep.cancel()
+            with registry.database.begin() as connection:
+                presence.leave(connection, name)
 
 
 def _stop_on_signals(registry: "Registry", working: "asyncio.Task[None]") -> None:
@@ -142,10 +146,16 @@ def _stop_on_signals(registry: "Registry", working: "asyncio.Task[None]") -> Non
         asyncio.get_running_loop().add_signal_handler(number, stop)
 
 
-async def _upkeep(registry: "Registry", app: procrastinate.App) -> None:
-    """Send again what dead workers had, and put in what comes by itself."""
+async def _upkeep(registry: "Registry", app: procrastinate.App, name: str, queue_: str) -> None:
+    """Say that this worker lives, send again what dead ones had, put in what comes by itself."""
+
+    def sign() -> None:
+        with registry.database.begin() as connection:
+            presence.sign(connection, name, queue_, registry.clock())
+
     while True:
         try:
+            await asyncio.to_thread(sign)
             for job in await app.job_manager.get_stalled_jobs(seconds_since_heartbeat=STALLED):
                 _LOG.warning("a worker died; its message %s is sent again", job.id)
                 await app.job_manager.retry_job(job)

@@ -90,7 +90,8 @@ class Jobs:
             row = {"kind": kind, "subject": subject, "queue": queue, **fresh}
             number = connection.execute(jobs.insert().values(row).returning(jobs.c.id)).scalar_one()
         elif known.state in ("done", "broken"):
-            connection.execute(update(jobs).where(jobs.c.id == known.id).values(fresh))
+            again = {**fresh, "queue": queue}
+            connection.execute(update(jobs).where(jobs.c.id == known.id).values(again))
             number = known.id
         else:
             return
@@ -105,16 +106,18 @@ class Jobs:
         else:
             self._wake.set()
 
-    def start(self, registry: "Registry", *, queues: Collection[str] = QUEUES) -> None:
+    def start(self, registry: "Registry") -> None:
         """Begin to do the work inside this process, if it is this process's to do."""
         if self.mode == "procrastinate":
             from polo.registry.jobs.fleet import prepare
 
             prepare(registry.database)
             return
+        from polo.registry.jobs.presence import inside
         from polo.registry.jobs.runner import Runner
 
         self.stopping.clear()
+        queues = inside(registry.settings)
         self._runners = [Runner(registry, queues, self._wake, long=long) for long in (False, True)]
         for runner in self._runners:
             runner.start()

@@ -1,5 +1,6 @@
 """Appending entries to the log, many at once, under one signed checkpoint."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import Connection
@@ -63,14 +64,15 @@ class Growth:
         return kept
 
     def append(
-        self, connection: Connection, frontier: Frontier, entries: list[bytes], signer: Signer, *,
-        now: int,
+        self, connection: Connection, frontier: Frontier, entries: list[bytes],
+        signers: Sequence[Signer], *, now: int,
     ) -> Appended:  # fmt: skip
         """Add entries. They count once the transaction is committed, see `keep`."""
         leaves = [leaf_hash(entry) for entry in entries]
         grown, nodes = frontier.grown(leaves)
         checkpoint = Checkpoint(self._origin, grown.size, grown.root)
-        note = str(sign_checkpoint(checkpoint, signer))
+        first, *others = (sign_checkpoint(checkpoint, signer) for signer in signers)
+        note = str(first.signed(*(line for other in others for line in other.signatures)))
         rows = [
             {"index": frontier.size + at, "hash": leaf, "entry": entry}
             for at, (leaf, entry) in enumerate(zip(leaves, entries, strict=True))

@@ -11,7 +11,7 @@ from polo.protocol.log_tiles import Tile
 from polo.protocol.log_tree import MAX_SIZE
 from polo.registry.callers import registry_of
 from polo.registry.context import Registry
-from polo.registry.log import service
+from polo.registry.log import keys, service
 from polo.registry.problems import Problem
 
 router = APIRouter(tags=["log"])
@@ -42,6 +42,14 @@ class ConsistencyView(BaseModel):
     old: int
     new: int
     path: list[str]
+
+
+class RolloversView(BaseModel):
+    """How the log's key changed."""
+
+    rollovers: list[str] = Field(
+        description="For each change a note that the old and the new key signed, oldest first."
+    )
 
 
 class CosignedView(BaseModel):
@@ -115,6 +123,13 @@ def consistency(registry: Here, old: Size, new: Size) -> ConsistencyView:
             raise Problem(404, "log.missing", f"sizes {old} and {new} of a log")
         path = service.consistency(connection, old, new)
     return ConsistencyView(old=old, new=new, path=[item.hex() for item in path])
+
+
+@router.get("/v1/log/rollovers", summary="How the log's key changed")
+def rollovers(registry: Here) -> RolloversView:
+    """Who knows one of the log's keys learns of the others here, by what the keys signed."""
+    with registry.database.read() as connection:
+        return RolloversView(rollovers=keys.rollovers(connection))
 
 
 @router.post(

@@ -16,6 +16,7 @@ from polo.protocol import log_notes, log_tree, signing
 from polo.protocol.entries import leaf_hash
 from polo.protocol.log_tree import Frontier
 from polo.protocol.records import Enrolment, Receipt
+from polo.registry.log import keys
 from polo.registry.log import service as log
 from polo.registry.schema import commitments, enrolments, log_heads, log_leaves
 
@@ -30,7 +31,7 @@ class Audit:
     Attributes:
         connection: A transaction; all of it must be one state of the database.
         origin: The log's name.
-        key: The log's public key.
+        key: One of the log's public keys; its others follow from what they signed of each other.
         sample: How many entries, heads and receipts to look at; None for all.
     """
 
@@ -65,13 +66,17 @@ class Audit:
 
     def _heads(self) -> Iterator[str]:
         """Each checkpoint is signed, says what its row says, and the stored hashes lead to it."""
-        note_key = log_notes.NoteKey(self.origin, self.key)
+        try:
+            lineage = keys.lineage(self.connection, self.origin, self.key)
+        except PoloError as error:
+            yield str(error)
+            return
         query = select(log_heads).order_by(log_heads.c.size.desc())
         for row in self.connection.execute(query.limit(self.sample)):
             place = f"checkpoint of {row.size}"
             try:
                 note = log_notes.Note.parse(row.note, place=place)
-                said = log_notes.open_checkpoint(note, note_key, Ed25519Verifier(), place=place)
+                said = lineage.open(note, Ed25519Verifier(), place=place)
                 lookup = log.hashes(self.connection, log_tree.peaks(row.size))
                 found = Frontier.load(row.size, lookup).root
             except (PoloError, KeyError) as error:

@@ -19,12 +19,15 @@ from polo.registry import migrations
 from polo.registry.commitments.chains import about_secret
 from polo.registry.context import wall_clock
 from polo.registry.database import Database
+from polo.registry.jobs import presence
 from polo.registry.log import service as log
 from polo.registry.objects import Objects, key_of
 from polo.registry.operations.auditing import Audit
 from polo.registry.operations.backup import snapshot
 from polo.registry.schema import challenges, enrolments, issuer_keys, jobs, objects
 from polo.registry.settings import Settings
+from polo.registry.tasks import offers
+from polo.registry.uploads import upkeep
 from polo.registry.vault import KEY_FILE, LOG, Vault
 
 OK = "ok"
@@ -126,7 +129,9 @@ class _Patient:
             yield from self._keys(connection)
             yield from self._log(connection)
             yield from self._objects(connection)
+            yield from self._orphans()
             yield from self._jobs(connection)
+            yield from self._queues(connection)
             yield from self._challenges(connection)
             yield from self._clock(connection)
 
@@ -226,6 +231,29 @@ class _Patient:
                 yield Line("jobs", WARNING, f"{count} {kind} {what}", advice)
         if not told:
             yield Line("jobs", OK, "none is stuck")
+
+    def _queues(self, connection: Connection) -> Iterator[Line]:
+        try:
+            needed = {"cpu", *(offer.queue for offer in offers.load(self.settings.tasks).values())}
+        except PoloError as error:
+            yield Line("tasks", BAD, str(error), error.advice)
+            needed = {"cpu"}
+        lacking = presence.unserved(connection, self.settings, self.now, needed)
+        for queue in lacking:
+            advice = f"polo registry worker --queue {queue.queue}, on a machine that has one."
+            if self.settings.jobs == "inside":
+                advice = "Let workers do it (setting jobs), or add it to the setting queues."
+            yield Line("queues", WARNING, str(queue), advice)
+        if not lacking:
+            yield Line("queues", OK, f"{', '.join(sorted(needed))} served")
+
+    def _orphans(self) -> Iterator[Line]:
+        """Files that no row names; to list them all takes long where there are many."""
+        found = upkeep.orphans(self.database, Objects(self.settings.objects))
+        count = sum(1 for _ in islice(found, self.sample))
+        if count:
+            told = f"{count} that no row names, for more than a day"
+            yield Line("files", WARNING, told, "Upkeep removes them, once a day: is it running?")
 
     def _challenges(self, connection: Connection) -> Iterator[Line]:
         query = select(func.count()).where(

@@ -59,7 +59,12 @@ _LOCK = threading.Lock()
 
 
 def shown(
-    connection: Connection, key: str, to: int | None = None, *, unless: str | None = None
+    connection: Connection,
+    key: str,
+    to: int | None = None,
+    *,
+    unless: str | None = None,
+    everything: bool = False,
 ) -> Shown | None:
     """The page of a chain, written anew only when something has changed.
 
@@ -68,20 +73,22 @@ def shown(
         key: The chain's id.
         to: The newest shard to list; all figures and charts are of the whole chain.
         unless: A version that need not be written.
+        everything: Show verifications that have no verdict yet, too.
 
     Returns:
         The page; None if there is no such chain.
     """
-    version = queries.version(connection, key)
+    version = queries.version(connection, key, everything=everything)
     if version is None:
         return None
-    tag = f'"{hashlib.sha256(f"{key} {version}".encode()).hexdigest()[:32]}"'
+    named = f"{key} {everything} {version}"
+    tag = f'"{hashlib.sha256(named.encode()).hexdigest()[:32]}"'
     if tag == unless:
         return Shown(tag, Markup(), {})
     with _LOCK:
         kept = _KEPT.get(tag) if to is None else None
     if kept is None:
-        kept = _write(connection, key, tag, to)
+        kept = _write(connection, key, tag, to, everything)
     if to is None:
         with _LOCK:
             _KEPT[tag] = kept
@@ -91,9 +98,12 @@ def shown(
     return kept
 
 
-def _write(connection: Connection, key: str, tag: str, to: int | None) -> Shown:
+def _write(connection: Connection, key: str, tag: str, to: int | None, everything: bool) -> Shown:
     chain = queries.chain(connection, key)
     assert chain is not None
+    if not everything:
+        public = tuple(item for item in chain.verifications if item.is_public)
+        chain = dataclasses.replace(chain, verifications=public)
     live = render.written("chain_live.html", _live(chain, to))
     around = {
         "chain": dataclasses.replace(chain, lines=()),

@@ -3,6 +3,7 @@
 Nothing here selects a nonce, an opening or a secret, so that no template can show one.
 """
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from polo.protocol.detection import MILLION, Reading
 from polo.protocol.records import MAX_SHARDS, Enrolment
 from polo.protocol.verdicts import SignedVerdict
 from polo.registry import schema
+from polo.registry.uploads.retention import Kept, standing
 
 PAGE = 25
 WAITING = ("waiting", "running")
@@ -109,6 +111,11 @@ class VerificationLine:
     progress: str
     outcome: str | None
 
+    @property
+    def is_public(self) -> bool:
+        """Whether everybody may see it: there is a verdict."""
+        return self.state == "done"
+
 
 @dataclass(frozen=True)
 class Chain:
@@ -125,6 +132,7 @@ class Chain:
     open_challenges: Sequence[Challenge] = ()
     late_challenges: Sequence[Challenge] = ()
     verifications: Sequence[VerificationLine] = field(default_factory=tuple)
+    kept: Kept = Kept(0, None, None)
 
     @property
     def metric(self) -> str:
@@ -214,11 +222,18 @@ def chain(connection: Connection, key: str) -> Chain | None:
         open_challenges=[item for item in asked if item.state in ("open", "answered")],
         late_challenges=[item for item in asked if item.shard is None],
         verifications=verifications(connection, key),
+        kept=standing(connection, key),
     )
 
 
-def version(connection: Connection, key: str) -> str | None:
-    """A word that changes whenever a chain's page does; None if there is no such chain."""
+def version(connection: Connection, key: str, *, everything: bool) -> str | None:
+    """A word that changes whenever a chain's page does; None if there is no such chain.
+
+    Args:
+        connection: A transaction.
+        key: The chain's id.
+        everything: Whether verifications without a verdict are on the page.
+    """
     table, asked, checks = schema.enrolments, schema.challenges, schema.verifications
     own = select(table.c.state, table.c.shards, table.c.changed).where(table.c.id == key)
     row = connection.execute(own).first()
@@ -229,11 +244,13 @@ def version(connection: Connection, key: str) -> str | None:
     )
     states = select(asked.c.id, asked.c.state).where(asked.c.enrolment == key).order_by(asked.c.id)
     runs = select(checks.c.id, checks.c.state, checks.c.progress).where(checks.c.enrolment == key)
+    if not everything:
+        runs = runs.where(checks.c.state == "done")
     found = [
         [list(item) for item in connection.execute(query)]
         for query in (given, states, runs.order_by(checks.c.id))
     ]
-    return json.dumps([list(row), *found])
+    return json.dumps([list(row), *found, dataclasses.astuple(standing(connection, key))])
 
 
 def challenges(connection: Connection, key: str) -> list[Challenge]:

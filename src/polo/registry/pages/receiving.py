@@ -42,7 +42,12 @@ def temporary(folder: Path) -> Iterator[Path]:
 
 
 async def into_file(
-    request: Request, path: Path, *, most: int, check: Callable[[dict[str, str]], None]
+    request: Request,
+    path: Path,
+    *,
+    most: int,
+    check: Callable[[dict[str, str]], None],
+    wrote: Callable[[int], None] = lambda _: None,
 ) -> int:
     """Write the file of a form; how many bytes it has.
 
@@ -51,6 +56,7 @@ async def into_file(
         path: Where to.
         most: Bytes that the file may have.
         check: Looks at the fields before the file, and raises if they are not good.
+        wrote: Hears how many bytes were written.
     """
     with path.open("wb") as file:
         parts = _Parts(file, path, most, check)
@@ -58,6 +64,7 @@ async def into_file(
         try:
             async for chunk in _chunks(request):
                 await run_in_threadpool(parser.write, chunk)
+                wrote(len(chunk))
             parser.finalize()
         except ParseError as error:
             raise _broken(str(error)) from error

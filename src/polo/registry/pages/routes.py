@@ -6,16 +6,21 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import HTMLResponse, Response
 
+from polo.protocol.log_notes import NoteKey
 from polo.protocol.records import LEVELS, MAX_SHARDS
-from polo.registry.callers import registry_of
+from polo.registry import callers
+from polo.registry.callers import Caller, registry_of
 from polo.registry.context import Registry
+from polo.registry.jobs import presence
 from polo.registry.pages import chain_page, queries, render, start, terms, verdicts
 from polo.registry.problems import Problem
+from polo.registry.vault import LOG
 
 router = APIRouter(include_in_schema=False)
 """Pages are no part of the API's description."""
 
 Here = Annotated[Registry, Depends(registry_of)]
+Anyone = Annotated[Caller, Depends(callers.anyone)]
 _CURSOR = re.compile(r"([0-9]{1,12})-([0-9a-f]{1,64})")
 _STATIC = {"registry.css": "text/css; charset=utf-8", "live.js": "text/javascript; charset=utf-8"}
 
@@ -50,21 +55,21 @@ def chains(request: Request, registry: Here, before: str = "") -> HTMLResponse:
 
 
 @router.get("/chains/{key}")
-def chain(request: Request, registry: Here, key: str, to: str = "") -> HTMLResponse:
+def chain(request: Request, registry: Here, caller: Anyone, key: str, to: str = "") -> HTMLResponse:
     """A chain as it grows."""
     with registry.database.read() as connection:
-        shown = chain_page.shown(connection, key, _shard(to))
+        shown = chain_page.shown(connection, key, _shard(to), everything=caller.looks_after)
     if shown is None:
         raise _nothing("There is no chain with this id.")
     return render.answer(request, "chain.html", shown.values)
 
 
 @router.get("/chains/{key}/live")
-def chain_live(request: Request, registry: Here, key: str) -> Response:
+def chain_live(request: Request, registry: Here, caller: Anyone, key: str) -> Response:
     """The part of a chain's page that changes; 304 as long as it has not."""
     known = request.headers.get("if-none-match")
     with registry.database.read() as connection:
-        shown = chain_page.shown(connection, key, unless=known)
+        shown = chain_page.shown(connection, key, unless=known, everything=caller.looks_after)
     if shown is None:
         raise _nothing("There is no chain with this id.")
     headers = {"ETag": shown.tag}
@@ -74,15 +79,15 @@ def chain_live(request: Request, registry: Here, key: str) -> Response:
 
 
 @router.get("/verifications/{key}")
-def verification(request: Request, registry: Here, key: str) -> HTMLResponse:
-    """A verification in progress, then its verdict."""
-    return _verification(request, registry, key, "verification.html")
+def verification(request: Request, registry: Here, caller: Anyone, key: str) -> HTMLResponse:
+    """A verification in progress, for auditors and operators, then its verdict, for everybody."""
+    return _verification(request, registry, caller, key, "verification.html")
 
 
 @router.get("/verifications/{key}/live")
-def verification_live(request: Request, registry: Here, key: str) -> HTMLResponse:
+def verification_live(request: Request, registry: Here, caller: Anyone, key: str) -> HTMLResponse:
     """The part of a verification's page that changes."""
-    return _verification(request, registry, key, "verification_live.html")
+    return _verification(request, registry, caller, key, "verification_live.html")
 
 
 @router.get("/log")
@@ -94,12 +99,14 @@ def log(request: Request, registry: Here, before: str = "") -> HTMLResponse:
     with registry.database.read() as connection:
         lines = queries.log_lines(connection, before=place, limit=queries.PAGE + 1)
         values = {"head": queries.head(connection), "witnessed": queries.witnessed(connection)}
+        keys = [item for item in registry.vault.published(connection) if item.use == LOG]
     more = len(lines) > queries.PAGE
     shown = {
         "lines": lines[: queries.PAGE],
         "paged": place is not None,
         "older": lines[queries.PAGE - 1].index if more else None,
         "url": registry.settings.public_url,
+        "keys": [(NoteKey(registry.settings.origin, item.key).text, item) for item in keys],
     }
     return render.answer(request, "log.html", {**values, **shown})
 
@@ -113,17 +120,22 @@ def static(version: str, name: str) -> Response:
     return Response(render.content(name), media_type=_STATIC[name], headers=headers)
 
 
-def _verification(request: Request, registry: Registry, key: str, template: str) -> HTMLResponse:
+def _verification(
+    request: Request, registry: Registry, caller: Caller, key: str, template: str
+) -> HTMLResponse:
+    settings, now = registry.settings, registry.clock()
     with registry.database.read() as connection:
         found = queries.verification(connection, key)
-    if found is None:
-        raise _nothing("There is no such verification.")
+        if found is None or not (found.line.is_public or caller.looks_after):
+            raise _nothing("There is no such verification, or it has no verdict yet.")
+        lacks = presence.lacks(connection, settings, now, "verify", key)
     item = found.line
     verdict = verdicts.view(found.verdict, found.start) if found.verdict else None
     values = {
         "item": item,
         "verdict": verdict,
         "busy": item.state in queries.WAITING,
+        "lacks": lacks,
         "saying": f"Verdict: {verdict.outcome}." if verdict else item.progress,
     }
     return render.answer(request, template, values)

@@ -93,6 +93,13 @@ def _draws(receipts: EvidenceTerms | None) -> Iterator[Term]:
             " and ".join(words),
             f"The registry decides by its own randomness, after the root is in the log.{due}",
         )
+    if (keep := settings.get("keep")) is not None:
+        yield Term(
+            "Uploaded files",
+            f"kept for {counted(_count(keep), 'day')}",
+            "After the chain’s end or its last verdict; then the registry removes them. Entries, "
+            "receipts and verdicts stay.",
+        )
     if fastest := _count(settings.get("fastest")):
         yield Term("Pace", f"at most one shard in {span(fastest)}", "Faster ones are refused.")
 

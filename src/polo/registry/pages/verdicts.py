@@ -53,6 +53,7 @@ class VerdictView:
     counts: str
     challenges: str
     key: bytes
+    has_report: bool
 
 
 def view(record: SignedVerdict, start: str) -> VerdictView:
@@ -89,6 +90,7 @@ def view(record: SignedVerdict, start: str) -> VerdictView:
         counts=_counts(record),
         challenges=_challenges(record),
         key=record.issuer,
+        has_report=record.report is not None,
     )
 
 

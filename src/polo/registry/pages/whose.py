@@ -16,14 +16,11 @@ from polo.registry.callers import registry_of, request_id
 from polo.registry.context import Registry
 from polo.registry.pages import forms, queries, receiving, render
 from polo.registry.problems import Problem
-from polo.registry.scans import service
+from polo.registry.scans import room, service
 
 router = APIRouter(include_in_schema=False)
 
 Here = Annotated[Registry, Depends(registry_of)]
-
-MOST = 8 * 2**30
-"""Bytes of a file that somebody who has not signed in may have scanned."""
 
 MOST_WAITING = 20
 """Scans of found files that may wait at the same time."""
@@ -83,9 +80,15 @@ async def scan(request: Request, registry: Here) -> Response:
     def check(fields: dict[str, str]) -> None:
         forms.check_word(fields.get(callers.CSRF_FIELD, ""), cookie)
 
-    with _turn(), receiving.temporary(registry.settings.data / FOLDER) as path:
-        most = min(MOST, registry.settings.max_upload)
-        count = await receiving.into_file(request, path, most=most, check=check)
+    folder, most = registry.settings.data / FOLDER, _most(registry)
+    said = request.headers.get("content-length", "")
+    size = min(int(said), most) if said.isdecimal() else most
+    with (
+        _turn(),
+        receiving.temporary(folder) as path,
+        room.promised(folder, size) as wrote,
+    ):
+        count = await receiving.into_file(request, path, most=most, check=check, wrote=wrote)
         if count == 0:
             return await run_in_threadpool(_form, request, registry, "No file was chosen.", 400)
         key = await run_in_threadpool(_begin, request, registry, asked, path)
@@ -131,11 +134,16 @@ def _claim(item: Mapping[str, Any]) -> Claim:
     )
 
 
+def _most(registry: Registry) -> int:
+    """Bytes of a file that somebody who has not signed in may have scanned."""
+    return min(registry.settings.max_found, registry.settings.max_upload)
+
+
 def _form(
     request: Request, registry: Registry, problem: str = "", status: int = 200
 ) -> HTMLResponse:
     word, fresh = forms.guest_word(request, registry)
-    most = min(MOST, registry.settings.max_upload)
+    most = _most(registry)
     values = {"csrf": word, "problem": problem, "most": most}
     response = render.answer(request, "whose.html", values, status=status)
     forms.remember(response, registry, fresh)

@@ -3,8 +3,8 @@
 import asyncio
 import hashlib
 import os
-import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +17,7 @@ from polo.registry import callers
 from polo.registry.callers import GUEST, Caller, registry_of, request_id
 from polo.registry.context import Registry
 from polo.registry.problems import Problem
-from polo.registry.scans import service
+from polo.registry.scans import room, service
 
 router = APIRouter(prefix="/v1/scans", tags=["scans"])
 
@@ -101,7 +101,6 @@ async def _ask_found(request: Request, registry: Registry) -> service.Scan:
     """Take a file. A signature covers its digest, so it is checked when all of it is here."""
     global _receiving
     size, begun = _size(request, registry.settings.max_upload), registry.clock()
-    _check_room(registry, size)
     signed = request.headers.get("authorization", "").startswith("PoLO ")
     caller = None if signed else await _known(request)
     if signed:
@@ -116,9 +115,9 @@ async def _ask_found(request: Request, registry: Registry) -> service.Scan:
     await run_in_threadpool(folder.mkdir, mode=0o700, parents=True, exist_ok=True)
     _receiving += 1
     try:
-        with tempfile.TemporaryDirectory(dir=folder) as own:
+        with room.promised(folder, size) as wrote, tempfile.TemporaryDirectory(dir=folder) as own:
             file = Path(own) / "found"
-            digest = await _receive(request, file, size)
+            digest = await _receive(request, file, size, wrote)
             if caller is None:
                 caller = await callers.signed_over(request, digest, begun)
             asking = request_id(request)
@@ -140,13 +139,7 @@ def _size(request: Request, most: int) -> int:
     return int(said)
 
 
-def _check_room(registry: Registry, size: int) -> None:
-    """Refuse what would fill the disk: a file is there twice for a moment."""
-    if 3 * size > shutil.disk_usage(registry.settings.data).free:
-        raise Problem(507, "scan.size", "there is no room for this file now")
-
-
-async def _receive(request: Request, file: Path, size: int) -> bytes:
+async def _receive(request: Request, file: Path, size: int, wrote: Callable[[int], None]) -> bytes:
     """Write the body to a file; its digest."""
     state, received = hashlib.sha256(), 0
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -157,6 +150,7 @@ async def _receive(request: Request, file: Path, size: int) -> bytes:
                 break
             state.update(piece)
             await asyncio.to_thread(out.write, piece)
+            wrote(len(piece))
     if received != size:
         raise Problem(400, "scan.size", f"{received} bytes came instead of {size}")
     return state.digest()

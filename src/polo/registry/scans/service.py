@@ -15,7 +15,8 @@ from polo.registry.context import Registry
 from polo.registry.events.service import note
 from polo.registry.objects import key_of
 from polo.registry.problems import CODES, Problem
-from polo.registry.schema import commitments, enrolments, objects, scans, uploads
+from polo.registry.schema import commitments, enrolments, scans, uploads
+from polo.registry.uploads.retention import discard
 
 JOB = "scan"
 
@@ -119,16 +120,7 @@ def found(registry: Registry, file: Path, asked: str, *, request: str | None = N
 
 def forget(registry: Registry, sha256: str) -> None:
     """Remove a found file, unless a chain or another scan needs it."""
-    with registry.database.begin() as connection:
-        registry.database.lock(connection, "objects")
-        kept = connection.execute(select(objects.c.sha256).where(objects.c.sha256 == sha256))
-        waits = connection.execute(
-            select(scans.c.id).where(
-                scans.c.sha256 == sha256, scans.c.state.in_(("waiting", "running"))
-            )
-        )
-        if kept.first() is None and waits.first() is None:
-            registry.objects.delete(key_of(sha256))
+    discard(registry, sha256)
 
 
 def check_waiting(registry: Registry, asked: str) -> None:

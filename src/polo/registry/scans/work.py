@@ -3,34 +3,42 @@
 import contextlib
 import json
 import math
-import re
-import tempfile
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, func, select, update
 
-from polo.errors import PoloError, StoreError, WeightsError
+from polo.errors import PoloError, StoreError
 from polo.protocol import signing
 from polo.protocol.records import Enrolment
 from polo.protocol.uniqueness import MAX_CLAIMS, Resemblance, Uniqueness
 from polo.registry.context import Registry
 from polo.registry.events.service import note
-from polo.registry.jobs import handler
+from polo.registry.jobs import Later, handler
 from polo.registry.log import service as log
 from polo.registry.objects import key_of
+from polo.registry.observing import LOGGER
+from polo.registry.scans import child
+from polo.registry.scans.room import SPARE
 from polo.registry.scans.service import JOB, Scan, forget, get, stored_checkpoint
 from polo.registry.schema import commitments, enrolments, identities, scans
+from polo.registry.verifications import sandbox
 
 if TYPE_CHECKING:
-    from polo.ownership.claim import Claim
+    from polo.ownership.scan import Lot
     from polo.registry.scans.marks import Known
 
 MOST_ANCESTORS = 1000
 MOST_COMPARED = 8
 """Claims for which the other chain's own weights are looked at, too."""
+
+SECONDS = 1800
+"""How long one look at one file may take."""
+
+_NO_ROOM = 300
+"""Seconds to wait where the disk has no room to look at a file."""
 
 MUTUAL = (
     "each chain's marks are in the other's committed checkpoint: by the rule of containment "
@@ -81,22 +89,21 @@ def work(registry: Registry, scan: str) -> None:
             return
         connection.execute(update(scans).where(scans.c.id == scan).values(state="running"))
     try:
-        with _file(registry, asked.sha256) as path:
-            _scan(registry, asked, path)
+        _scan(registry, asked)
+    except sandbox.ChildError as error:
+        # Not again: a file that is made to be slow, or too large, would keep others waiting. What
+        # the process said last may be about this machine.
+        LOGGER.warning("scan %s of %s: %s", scan, asked.sha256, error)
+        slow = isinstance(error, sandbox.SlowError)
+        why = str(error) if slow else "the process that looked at it broke off"
+        _end(registry, scan, "broken", {"problem": f"it could not be scanned: {why}"})
     except PoloError as error:
-        said = {"problem": str(error), "advice": error.advice}
-        _end(registry, scan, "broken", {key: _bare(registry, text) for key, text in said.items()})
+        _end(registry, scan, "broken", {"problem": str(error), "advice": error.advice})
     if asked.enrolment is None:
         forget(registry, asked.sha256)
 
 
-def _bare(registry: Registry, text: str) -> str:
-    """A text without where the registry keeps its files."""
-    return re.sub(re.escape(str(_folder(registry))) + r"/[^/\s]+/", "", text)
-
-
-def _scan(registry: Registry, asked: Scan, path: Path) -> None:
-    from polo.ownership.scan import power, scan
+def _scan(registry: Registry, asked: Scan) -> None:
     from polo.registry.scans import marks
 
     marks.refresh(registry)
@@ -107,29 +114,57 @@ def _scan(registry: Registry, asked: Scan, path: Path) -> None:
             item for item in marks.known(registry, connection) if item.chain.name != asked.enrolment
         ]
         lots = marks.lots(connection, known)
-    if subject is not None:
-        _check_root(registry, asked, path)
-    result = scan(path, lots)
-    reverse = _reverse(registry, subject, [claim.proof for claim in result.standing])
+    found = _looked(registry, asked, lots)
+    if "problem" in found:
+        _end(registry, asked.id, "broken", found)
+        return
+    reverse = _reverse(registry, subject, [claim["enrolment"] for claim in found["claims"]])
     by_name = {item.chain.name: item for item in known}
     with registry.database.read() as connection:
         claims = [
-            _claim(connection, claim, by_name[claim.proof], subject, reverse)
-            for claim in result.standing
+            _claim(connection, claim, by_name[claim["enrolment"]], subject, reverse)
+            for claim in found["claims"]
         ]
-    shown = {
-        "format": "polo/scan-result/1",
-        "description": result.description,
-        "chains": result.chains,
-        "unread": result.absent,
-        "let_through": list(result.through),
-        "power": power(),
-        "problem": "",
-        "claims": claims,
-    }
+    shown = {"format": "polo/scan-result/1", **found, "problem": "", "claims": claims}
     size = head.size if head else 0
     statement = _statement(registry, asked, shown, size) if subject is not None else None
     _end(registry, asked.id, "done", shown, statement)
+
+
+def _looked(registry: Registry, asked: Scan, lots: "list[Lot]") -> dict[str, Any]:
+    """What a process of its own finds in the file; it is hostile, whoever sent it."""
+    key = key_of(asked.sha256)
+    size = registry.objects.size(key)
+    if size is None:
+        raise StoreError("the file is not here any more")
+    if shutil.disk_usage(registry.settings.data).free < size + SPARE:
+        raise Later(_NO_ROOM)
+    with sandbox.room(registry) as folder:
+        registry.objects.fetch(key, folder / child.MODEL)
+        request: dict[str, Any] = {"do": "scan", "root": "", "shard": asked.shard}
+        if asked.enrolment is not None:
+            layout, request["root"] = _committed(registry, asked)
+            (folder / child.LAYOUT).write_bytes(layout)
+        return sandbox.run(
+            registry,
+            folder,
+            request,
+            weights=size,
+            module=child.__name__,
+            secret=child.packed(lots),
+            seconds=min(SECONDS, registry.settings.verify_seconds),
+        )
+
+
+def _committed(registry: Registry, asked: Scan) -> tuple[bytes, str]:
+    """The layout of a chain, and the root that it committed to."""
+    with registry.database.read() as connection:
+        row = connection.execute(
+            select(enrolments.c.layout, commitments.c.root)
+            .join(commitments, commitments.c.enrolment == enrolments.c.id)
+            .where(enrolments.c.id == asked.enrolment, commitments.c.shard == asked.shard)
+        ).one()
+    return bytes(row.layout), bytes(row.root).hex()
 
 
 def _subject(connection: Connection, asked: Scan) -> Subject | None:
@@ -153,30 +188,8 @@ def _ancestors(connection: Connection, enrolment: str) -> Iterator[str]:
         yield at
 
 
-def _check_root(registry: Registry, asked: Scan, path: Path) -> None:
-    """Refuse a file that is not what the chain committed to."""
-    from polo.protocol.layout import Layout
-    from polo.weights.files import FileCheckpoint
-    from polo.weights.hashing import commit
-
-    with registry.database.read() as connection:
-        row = connection.execute(
-            select(enrolments.c.layout, commitments.c.root)
-            .join(commitments, commitments.c.enrolment == enrolments.c.id)
-            .where(enrolments.c.id == asked.enrolment, commitments.c.shard == asked.shard)
-        ).one()
-    layout = Layout.from_bytes(bytes(row.layout), "layout")
-    with FileCheckpoint.canonical(path, layout) as checkpoint:
-        if commit(checkpoint).root != bytes(row.root):
-            raise WeightsError(
-                f"the uploaded checkpoint of shard {asked.shard} is not the one committed to",
-                advice="Upload the file that the proof has.",
-            )
-
-
 def _reverse(registry: Registry, subject: Subject | None, others: list[str]) -> dict[str, bool]:
     """Whether the subject's marks are in others' last checkpoints, as far as those are here."""
-    from polo.ownership.scan import scan
     from polo.registry.scans import marks
 
     if subject is None or not others:
@@ -194,15 +207,16 @@ def _reverse(registry: Registry, subject: Subject | None, others: list[str]) -> 
         if sha256 is None:
             continue
         stand_in = Scan("", other, last, "", sha256, "", 0)
-        with contextlib.suppress(PoloError), _file(registry, sha256) as path:
-            _check_root(registry, stand_in, path)
-            held[other] = bool(scan(path, lots).standing)
+        with contextlib.suppress(PoloError):
+            found = _looked(registry, stand_in, lots)
+            if "problem" not in found:
+                held[other] = bool(found["claims"])
     return held
 
 
 def _claim(
     connection: Connection,
-    claim: "Claim",
+    claim: dict[str, Any],
     known: "Known",
     subject: Subject | None,
     reverse: dict[str, bool],
@@ -211,30 +225,18 @@ def _claim(
     row = connection.execute(
         select(enrolments.c.task, enrolments.c.issued, enrolments.c.state, identities.c.name)
         .join(identities, identities.c.id == enrolments.c.identity)
-        .where(enrolments.c.id == claim.proof)
+        .where(enrolments.c.id == claim["enrolment"])
     ).one()
-    shown = {
-        "enrolment": claim.proof,
-        "owner": claim.owner,
-        "name": row.name,
-        "task": row.task,
-        "state": row.state,
-        "issued": row.issued,
-        "eta": claim.eta,
-        "marks": len(claim.marks),
-        "bits": claim.bits,
-        "coverage": claim.coverage,
-        "log2_p": claim.log2_p,
-        "finding": claim.finding.name.lower(),
-    }
+    about = {"name": row.name, "task": row.task, "state": row.state, "issued": row.issued}
+    shown = {**claim, **about}
     if subject is None:
         return shown
-    mutual = reverse.get(claim.proof)
+    mutual = reverse.get(claim["enrolment"])
     # A chain that has the other's marks as well says nothing by having been copied from.
     start = _start(connection, subject.enrolment) if mutual else subject.place
     return shown | {
         "earlier": known.first < start,
-        "relation": subject.relation(claim.proof, claim.owner),
+        "relation": subject.relation(claim["enrolment"], claim["owner"]),
         "containment": {None: ONE_SIDED, True: MUTUAL, False: CONTAINED}[mutual],
     }
 
@@ -304,20 +306,3 @@ def _end(
         claims = len(result.get("claims", ()))
         detail = result.get("problem") or f"{claims} claims among {result['chains']} chains"
         note(connection, f"scan.{state}", scan, str(detail)[:500], actor="registry", now=now)
-
-
-def _folder(registry: Registry) -> Path:
-    return registry.settings.data / "scans"
-
-
-@contextlib.contextmanager
-def _file(registry: Registry, sha256: str) -> Iterator[Path]:
-    """A model as a file, for as long as it is looked at."""
-    folder = _folder(registry)
-    folder.mkdir(mode=0o700, exist_ok=True, parents=True)
-    with tempfile.TemporaryDirectory(dir=folder) as own:
-        path = Path(own) / "model.safetensors"
-        if not registry.objects.exists(key_of(sha256)):
-            raise StoreError("the file is not here any more")
-        registry.objects.fetch(key_of(sha256), path)
-        yield path

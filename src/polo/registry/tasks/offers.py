@@ -8,7 +8,8 @@ within `bits`, the size of its marks; everything else is the operator's.
     bits = { usual = 1024, least = 256, most = 4096 }
     history = "streaming"
     checkpoints = 0.1
-    recipe = { rate = 0.05, batch = 64 }
+    replays = 0.2
+    recipe = { rate = 0.05, batch = 64, draws = 8 }
 """
 
 import tomllib
@@ -32,10 +33,12 @@ _WORDS = ("scheme", "reduction", "key", "start")
 _WHOLE = ("shards", "fewest_shards", "fewest_steps", "every", "block", "log2_p")
 _NUMBERS = ("strength", "load", "embed", "verify", "budget", "margin", "noise_fraction")
 _SECONDS = ("fastest", "answer_within")
+_RECEIPTS = (*_SECONDS, "quorum", "keep")
 _PARTS = ("checkpoints", "replays")
 _KEYS = {
     *_WORDS, *_WHOLE, *_NUMBERS, *_SECONDS, *_PARTS,
     "bits", "noise", "carrier", "progress", "uniqueness", "history", "recipe", "quorum",
+    "keep", "gpu",
 }  # fmt: skip
 
 
@@ -80,6 +83,7 @@ class Offer:
         options: What goes to `polo.make_terms` as it is.
         receipts: Settings of level receipts beside the log's: fastest, checkpoints, replays, …
         recipe: How steps are done, where level replay is asked for.
+        gpu: Whether verifying it needs a graphics card.
     """
 
     task: str
@@ -88,6 +92,12 @@ class Offer:
     options: Mapping[str, Any] = field(default_factory=dict)
     receipts: Mapping[str, int] = field(default_factory=dict)
     recipe: Mapping[str, Any] | None = None
+    gpu: bool = False
+
+    @property
+    def queue(self) -> str:
+        """Where jobs that run the task's own code are put."""
+        return "gpu" if self.gpu else "cpu"
 
     @classmethod
     def of(cls, task: str, table: Any) -> Self:
@@ -100,20 +110,55 @@ class Offer:
                 raise FormatError("there is no such option", place=place, advice=_advice())
             if not _fits(key, value):
                 raise FormatError(f"{value!r} is not what this option can be", place=place)
-        rest = {"bits", "history", "recipe", "quorum", *_SECONDS, *_PARTS}
-        receipts = {key: table[key] for key in (*_SECONDS, "quorum") if key in table}
+        rest = {"bits", "history", "recipe", "gpu", *_RECEIPTS, *_PARTS}
+        receipts = {key: table[key] for key in _RECEIPTS if key in table}
         receipts |= {key: round(table[key] * MILLION) for key in _PARTS if key in table}
         offer = cls(
             task,
             Bits.of(table["bits"], f"tasks: {task}.bits") if "bits" in table else Bits(),
-            table.get("history", "all" if "recipe" in table or table.get("progress") else "any"),
+            table.get("history", _usual_history(table)),
             {key: value for key, value in table.items() if key not in rest},
             receipts,
             table.get("recipe"),
+            table.get("gpu", False),
         )
-        if offer.recipe is None and receipts.get("replays"):
-            raise TermsError("replays need a recipe", place=f"tasks: {task}.replays")
+        offer.check()
         return offer
+
+    def check(self) -> None:
+        """Refuse an offer under which nobody could be accepted, or nothing would be drawn."""
+        place, replays = f"tasks: {self.task}.replays", self.receipts.get("replays")
+        if replays and self.recipe is None:
+            raise TermsError("replays need a recipe", place=place)
+        if replays and self.history != "streaming":
+            raise TermsError(
+                f"with history {self.history!r} steps are drawn at the close, and never before",
+                place=place,
+                advice="Leave replays out, or set history to streaming.",
+            )
+        if self.history != "streaming":
+            return
+        if self.recipe is not None and not replays:
+            raise TermsError(
+                "with history streaming checkpoints are gone when the chain is closed, so steps "
+                "must be drawn while it grows",
+                place=place,
+                advice="Say from which part of the shards: replays = 0.2, say, or 1 for all.",
+            )
+        if self.options.get("progress"):
+            raise TermsError(
+                "level progress looks at all checkpoints, and with history streaming they are gone",
+                place=f"tasks: {self.task}.progress",
+                advice="Set history to all.",
+            )
+        tolerance = (self.recipe or {}).get("tolerance")
+        if replays and tolerance and self.options.get("start") != "derived":
+            raise TermsError(
+                "where rounding is forgiven, samples are compared on an untaught model, which only "
+                "a drawn start gives while the chain grows",
+                place=f"tasks: {self.task}.recipe.tolerance",
+                advice="Set start to derived, or leave the tolerance out.",
+            )
 
     def key(self) -> bytes:
         """What terms that only torch can make depend on, as bytes."""
@@ -141,11 +186,18 @@ def load(path: str) -> dict[str, Offer]:
     return {name: Offer.of(name, table) for name, table in tables.items()}
 
 
+def _usual_history(table: Mapping[str, Any]) -> str:
+    """What is kept where the operator does not say."""
+    if table.get("replays"):
+        return "streaming"
+    return "all" if "recipe" in table or table.get("progress") else "any"
+
+
 def _fits(key: str, value: Any) -> bool:
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if key in _WORDS:
         return isinstance(value, str)
-    if key in _WHOLE or key in _SECONDS or key == "quorum":
+    if key in _WHOLE or key in _RECEIPTS:
         return _whole(value) and (value >= 0 or key == "log2_p")
     if key in _NUMBERS:
         return number
@@ -157,7 +209,7 @@ def _fits(key: str, value: Any) -> bool:
         return isinstance(value, list) and all(isinstance(item, str) for item in value)
     if key == "history":
         return value in HISTORIES
-    kinds: dict[str, type] = {"progress": bool, "uniqueness": bool, "recipe": dict}
+    kinds: dict[str, type] = {"progress": bool, "uniqueness": bool, "recipe": dict, "gpu": bool}
     return isinstance(value, kinds.get(key, object))
 
 

@@ -18,6 +18,7 @@ from polo.protocol import canonical
 from polo.protocol.effort import Column
 from polo.protocol.layout import Layout
 from polo.protocol.records import Terms
+from polo.registry.observing import LOGGER
 from polo.registry.problems import CODES, Problem
 from polo.registry.tasks import offers
 from polo.registry.tasks.offers import Offer
@@ -106,10 +107,18 @@ class Tasks:
                 self._ready[name] = _read(offer, self._built(offer))
         except errors.PoloError as error:
             self._failed[name] = time.monotonic() + FAILED_SECONDS, error
+            LOGGER.warning(
+                "task %s cannot be offered: %s %s", name, error, error.advice.partition("\n")[0]
+            )
             raise
         finally:
             _building.release()
         return self._ready[name]
+
+    def queue_of(self, name: str) -> str:
+        """Which queue jobs go to that run a task's own code; one not on offer needs nothing."""
+        offer = self.offers.get(name)
+        return offer.queue if offer else "cpu"
 
     def _built(self, offer: Offer) -> bytes:
         path = self._folder / f"{_key(offer)}.json"

@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,7 @@ SPARE = 2**28
 """Bytes of the disk that uploads leave alone: on a full one nothing could be committed."""
 
 _FOLDER = "uploads"
+_SERVER = "server.id"
 _ID = re.compile(r"[0-9a-f]{32}")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -107,6 +109,23 @@ def path_of(data: Path, upload: str) -> Path:
     if not _ID.fullmatch(upload):
         raise Problem(404, "upload.missing", "there is no such upload")
     return data / _FOLDER / upload
+
+
+def server_of(data: Path) -> str:
+    """A word for this folder: servers that share it can go on with each other's uploads."""
+    path = data / _FOLDER / _SERVER
+    with contextlib.suppress(FileNotFoundError):
+        return path.read_text()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        fresh = path.with_name(f".{_SERVER}.{secrets.token_hex(8)}")
+        atomic.write(fresh, secrets.token_hex(16).encode())
+        with contextlib.suppress(FileExistsError):
+            os.link(fresh, path)  # Unlike a rename it never replaces one made meanwhile.
+        fresh.unlink()
+    except OSError as error:
+        raise no_space(error) from error
+    return path.read_text()
 
 
 def create(data: Path, upload: str) -> None:

@@ -4,7 +4,7 @@ import secrets
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, func, select, update
+from sqlalchemy import Connection, Row, delete, func, or_, select, update
 
 from polo.errors import PoloError
 from polo.registry.context import Registry
@@ -12,7 +12,7 @@ from polo.registry.events.service import note
 from polo.registry.objects import key_of
 from polo.registry.problems import CODES, Problem
 from polo.registry.schema import enrolments, objects, uploads
-from polo.registry.uploads import partial
+from polo.registry.uploads import partial, retention
 from polo.registry.uploads.bounds import Chain, check_shard, check_size
 from polo.registry.uploads.partial import Partial
 from polo.registry.writing import insert_new
@@ -23,10 +23,14 @@ MOST_OPEN = 16
 MOST_KEPT = 32
 """Different files of one kind for one shard that a chain may have: more are no mistakes."""
 
+MOST_ANSWERS = 4
+"""The same of answers, which are large, and of which one alone is looked at."""
+
 _DAY = 86_400
 
 CODES.update(
     {
+        "upload.elsewhere": "Another server of the registry has the pieces that came before.",
         "upload.ended": "The upload is over; nothing more is taken.",
         "upload.expired": "The upload was not finished in time.",
         "upload.missing": "There is no such upload, or it is not yours.",
@@ -58,6 +62,7 @@ class Upload:
         state: `open`, `stored` or `refused`.
         made: When it was opened.
         expires: Until when it must be whole.
+        server: Which server's folder has its pieces.
     """
 
     id: str
@@ -70,6 +75,7 @@ class Upload:
     state: str
     made: int
     expires: int
+    server: str | None = None
 
     @classmethod
     def of(cls, row: Row[Any]) -> "Upload":
@@ -99,7 +105,7 @@ def begin(registry: Registry, identity: str, wanted: Wanted) -> Upload:
     Returns:
         The upload; it is `stored` at once if the registry has the file.
     """
-    now = registry.clock()
+    now, here = registry.clock(), partial.server_of(registry.settings.data)
     with registry.database.read() as connection:
         # Reading a layout may take a while, in which nobody need wait.
         chain = _chain(connection, wanted.enrolment, identity)
@@ -107,7 +113,7 @@ def begin(registry: Registry, identity: str, wanted: Wanted) -> Upload:
         check_size(connection, registry.settings, wanted.kind, wanted.size, chain)
     with registry.database.begin() as connection:
         registry.database.lock(connection, f"uploads of {wanted.enrolment}")
-        if known := _known(connection, wanted, now):
+        if known := _known(connection, wanted, now, here):
             return known
         there = _stored(connection, wanted)
         if not there:
@@ -121,6 +127,7 @@ def begin(registry: Registry, identity: str, wanted: Wanted) -> Upload:
             state="stored" if there else "open",
             made=now,
             expires=now + registry.settings.upload_days * _DAY,
+            server=here,
         )
         if not there:
             partial.create(registry.settings.data, made.id)
@@ -148,6 +155,7 @@ def append(registry: Registry, identity: str, upload: str, offset: int, data: by
     if first.state == "stored" and offset == first.size and not data:
         return first
     _check_open(first, registry.clock())
+    _check_here(registry, first)
     try:
         with partial.locked(registry.settings.data, upload) as file:
             return _appended(registry, identity, upload, file, offset, data)
@@ -179,7 +187,11 @@ def cancel(registry: Registry, identity: str, upload: str) -> None:
     if current.state == "stored":
         raise Problem(409, "upload.ended", "the file is stored already")
     with registry.database.begin() as connection:
-        connection.execute(delete(uploads).where(uploads.c.id == upload))
+        unfinished = (uploads.c.id == upload) & (uploads.c.state != "stored")
+        gone = connection.execute(delete(uploads).where(unfinished)).rowcount
+    if not gone:
+        # Its last piece was faster. The row counts the file, and says which record a shard has.
+        raise Problem(409, "upload.ended", "the file is stored already")
     partial.remove(registry.settings.data, upload)
 
 
@@ -204,15 +216,22 @@ def _whole(registry: Registry, upload: Upload, file: Partial) -> Upload:
         _check_header(registry, upload, file)
     try:
         registry.objects.put(key_of(upload.sha256), file.path)
+    except FileNotFoundError as error:
+        raise partial.Lost from error  # It was given up meanwhile.
     except OSError as error:
         raise partial.no_space(error) from error
     now = registry.clock()
     row = {"sha256": upload.sha256, "enrolment": upload.enrolment, "kind": upload.kind}
     with registry.database.begin() as connection:
         registry.database.lock(connection, "objects")
-        insert_new(connection, objects, [{**row, "size": upload.size, "made": now}])
-        done = update(uploads).where(uploads.c.id == upload.id).values(state="stored")
-        connection.execute(done)
+        unfinished = (uploads.c.id == upload.id) & (uploads.c.state == "open")
+        done = connection.execute(update(uploads).where(unfinished).values(state="stored"))
+        if done.rowcount:
+            insert_new(connection, objects, [{**row, "size": upload.size, "made": now}])
+    if not done.rowcount:
+        file.remove()
+        retention.discard(registry, upload.sha256)
+        raise Problem(404, "upload.missing", "the upload was given up meanwhile")
     # Had another chain the same file, it may have gone by retention before our row was there.
     registry.objects.put(key_of(upload.sha256), file.path)
     file.remove()
@@ -257,13 +276,14 @@ def _row(connection: Connection, enrolment: str) -> Row[Any]:
     return row
 
 
-def _known(connection: Connection, wanted: Wanted, now: int) -> Upload | None:
-    """The open upload of the same file, to go on with."""
+def _known(connection: Connection, wanted: Wanted, now: int, here: str) -> Upload | None:
+    """The open upload of the same file, to go on with; one whose pieces another has is left."""
     row = connection.execute(
         select(uploads).where(
             *(uploads.c[name] == value for name, value in wanted.__dict__.items()),
             uploads.c.state == "open",
             uploads.c.expires > now,
+            or_(uploads.c.server == here, uploads.c.server.is_(None)),
         )
     ).first()
     return Upload.of(row) if row else None
@@ -306,7 +326,7 @@ def _check_kept(connection: Connection, wanted: Wanted) -> None:
     count = connection.execute(
         select(func.count(uploads.c.sha256.distinct())).where(*same, uploads.c.state == "stored")
     ).scalar_one()
-    if count >= MOST_KEPT:
+    if count >= (MOST_ANSWERS if wanted.kind == "answer" else MOST_KEPT):
         detail = f"{count} files of kind {wanted.kind} are here for this shard already"
         raise Problem(429, "upload.too-many", detail)
 
@@ -329,6 +349,18 @@ def _check_open(upload: Upload, now: int) -> None:
         raise Problem(409, "upload.ended", "the file is stored already")
     if upload.expires <= now:
         raise Problem(410, "upload.expired", "the upload was not finished in time")
+
+
+def _check_here(registry: Registry, upload: Upload) -> None:
+    """Refuse a piece of an upload that another server has begun: its folder has the others."""
+    if upload.server not in (None, partial.server_of(registry.settings.data)):
+        raise Problem(
+            421,
+            "upload.elsewhere",
+            "another server of this registry has the pieces that came before",
+            advice="Begin the upload anew, or tell the operator: the proxy before the servers must "
+            "send one client to one server, or they must share their folder.",
+        )
 
 
 def _check_place(upload: Upload, offset: int, count: int) -> None:

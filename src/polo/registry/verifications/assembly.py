@@ -6,8 +6,10 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, select
 
+from polo.errors import StoreError
 from polo.protocol.entries import Entry, live_nonce
 from polo.protocol.records import Enrolment, Manifest, Receipt, Retention
+from polo.registry.commitments import recorded
 from polo.registry.commitments.chains import about_secret
 from polo.registry.context import Registry
 from polo.registry.objects import key_of
@@ -129,6 +131,30 @@ class Holdings:
                     path.write_bytes(nonce.to_bytes())
             elif file.sha256.hex() in self.files:
                 registry.objects.fetch(key_of(file.sha256), path)
+
+    def write_so_far(self, registry: Registry, connection: Connection, into: Path) -> None:
+        """Write what steps of the newest shard are run again from: records, nonces, layout.
+
+        Args:
+            registry: The registry, whose objects are fetched.
+            connection: A transaction.
+            into: The folder to make.
+        """
+        from polo.storage.folder import evidence_path, nonce_path
+
+        manifest, chain = self.so_far(), registry.sequencer.chains.load(connection, self.id)
+        assert chain is not None
+        for name in ("", "nonces", "evidence/replay"):
+            (into / name).mkdir(parents=True, mode=0o700)
+        (into / MANIFEST).write_bytes(manifest.to_bytes())
+        (into / LAYOUT).write_bytes(self.layout)
+        for entry, shard in zip(self.entries, manifest.shards, strict=False):
+            nonce = live_nonce(self.secret, entry)
+            (into / nonce_path(shard.shard)).write_bytes(nonce.to_bytes())
+            path = into / evidence_path("replay", shard.shard)
+            # It was here when the shard was committed to.
+            if not recorded.fetch(connection, registry.objects, chain, shard, path):
+                raise StoreError("a record is not here any more", place=f"shard {shard.shard}")
 
 
 def row_of(connection: Connection, enrolment: str) -> Row[Any]:

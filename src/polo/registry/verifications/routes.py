@@ -11,6 +11,7 @@ from polo.registry import callers
 from polo.registry.callers import Caller, registry_of
 from polo.registry.context import Registry
 from polo.registry.idempotency import once
+from polo.registry.jobs import presence
 from polo.registry.objects import key_of
 from polo.registry.problems import Problem
 from polo.registry.verifications import service
@@ -20,6 +21,7 @@ router = APIRouter(prefix="/v1", tags=["verifications"])
 
 VerificationId = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$")]
 EnrolmentId = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$")]
+Anyone = Annotated[Caller, Depends(callers.anyone)]
 Asking = Annotated[Caller, Depends(callers.role("prover", "auditor"))]
 Here = Annotated[Registry, Depends(registry_of)]
 
@@ -80,18 +82,27 @@ def ask(
 
 
 @router.get("/enrolments/{enrolment}/verifications")
-def of_enrolment(enrolment: EnrolmentId, registry: Here, caller: Asking) -> Verifications:
-    """All verifications of a chain, oldest first."""
+def of_enrolment(enrolment: EnrolmentId, registry: Here, caller: Anyone) -> Verifications:
+    """Verifications of a chain, oldest first.
+
+    Those with a verdict are public. The others are for the prover, auditors and operators.
+    """
     with registry.database.read() as connection:
-        _check_may(connection, caller, enrolment)
+        everything = _may_follow(connection, caller, enrolment)
         rows = service.of_enrolment(connection, enrolment)
-    return Verifications(verifications=[VerificationState(**service.to_json(row)) for row in rows])
+        shown = [row for row in rows if everything or row.state == service.PUBLIC]
+        states = [_state(registry, connection, row) for row in shown]
+    return Verifications(verifications=states)
 
 
 @router.get("/verifications/{verification}")
-def one(verification: VerificationId, registry: Here, caller: Asking) -> VerificationState:
-    """How a verification stands, and its signed verdict."""
-    return VerificationState(**service.to_json(_seen(registry, caller, verification)))
+def one(verification: VerificationId, registry: Here, caller: Anyone) -> VerificationState:
+    """How a verification stands, for those who may follow it; its signed verdict, for anybody."""
+    with registry.database.read() as connection:
+        row = service.find(connection, verification)
+        if row.state != service.PUBLIC and not _may_follow(connection, caller, row.enrolment):
+            raise Problem(404, "verification.missing", "there is no such verification of yours")
+        return _state(registry, connection, row)
 
 
 @router.get("/verifications/{verification}/report", response_class=HTMLResponse)
@@ -109,6 +120,20 @@ def _seen(registry: Registry, caller: Caller, verification: str) -> Row[Any]:
         row = service.find(connection, verification)
         _check_may(connection, caller, row.enrolment)
     return row
+
+
+def _state(registry: Registry, connection: Connection, row: Row[Any]) -> VerificationState:
+    shown = service.to_json(row)
+    settings, now = registry.settings, registry.clock()
+    if queue := presence.lacks(connection, settings, now, "verify", row.id):
+        shown["progress"] = f"waiting: no worker of this registry serves the queue {queue} now"
+    return VerificationState(**shown)
+
+
+def _may_follow(connection: Connection, caller: Caller, enrolment: str) -> bool:
+    """Whether somebody may see what is not decided yet: the prover, auditors, operators."""
+    row = row_of(connection, enrolment)
+    return caller.looks_after or (caller.identity is not None and caller.identity == row.identity)
 
 
 def _check_may(connection: Connection, caller: Caller, enrolment: str) -> None:

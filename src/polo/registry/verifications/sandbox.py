@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,13 @@ from polo.registry.verifications import child
 
 Progress = Callable[[str], None]
 
-_HIDDEN = ("POLO_", "PG", "AWS_", "AZURE_", "GOOGLE_")
-"""Beginnings of names of variables that are the registry's own business."""
+_PASSED_ON = {
+    "CUBLAS_WORKSPACE_CONFIG", "HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "POLO_DATA",
+    "PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "SYSTEMROOT", "TZ", "VIRTUAL_ENV", "XDG_CACHE_HOME",
+}  # fmt: skip
+_PASSED_BEGINNINGS = ("CUDA_", "KMP_", "LC_", "MKL_", "NVIDIA_", "OMP_", "OPENBLAS_", "TORCH_")
+"""All variables that the child gets: where programs and data are, and how to compute. Whatever else
+is in the registry's environment may be a password."""
 
 _PROVERS = ("FormatError", "LimitError", "SignatureError", "ChainError", "WeightsError")
 """Errors that are about what a prover sent; all others are the registry's own trouble."""
@@ -31,6 +36,9 @@ _MOST_RESULT = 256 * 2**20
 _POLL = 0.5
 _PER_BYTE = 12
 """Bytes of memory per byte of a checkpoint that a verification may need."""
+
+_WRITTEN = 2**30
+"""Bytes that each file of the child may have, beside what it was given and eight checkpoints."""
 
 
 class ChildError(PoloError):
@@ -61,6 +69,9 @@ def run(
     *,
     weights: int = 0,
     progress: Progress = lambda _: None,
+    module: str = "",
+    secret: bytes = b"",
+    seconds: int | None = None,
 ) -> dict[str, Any]:
     """Run the child on a folder that has what the request needs.
 
@@ -70,6 +81,9 @@ def run(
         request: What to do.
         weights: Bytes of a checkpoint, which the limit on memory grows with.
         progress: Hears about progress, in words.
+        module: The program to run; by default that of verifications.
+        secret: What it reads from standard input; it is never on the disk.
+        seconds: How long it may take; by default as long as a verification.
 
     Raises:
         ChildError: The child failed or took too much memory.
@@ -77,21 +91,24 @@ def run(
         RefusedError: The child found that the prover sent something wrong.
         Later: The registry is stopping.
     """
-    seconds = registry.settings.verify_seconds
+    seconds = seconds or registry.settings.verify_seconds
     memory = registry.settings.verify_memory + _PER_BYTE * weights
-    asked = {**request, "memory": memory, "seconds": seconds}
+    given = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    file = given + 8 * weights + _WRITTEN
+    asked = {**request, "memory": memory, "seconds": seconds, "file": file}
     (folder / child.REQUEST).write_text(json.dumps(asked))
-    with (folder / "stderr").open("w+b") as errors:
+    with (folder / "stderr").open("w+b") as errors, _told(secret) as told:
         process = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-m", child.__name__, str(folder)],
-            stdin=subprocess.DEVNULL,
+            [sys.executable, "-m", module or child.__name__, str(folder)],
+            stdin=told,
             stdout=subprocess.PIPE,
             stderr=errors,
-            env=_environment(folder),
+            env=_environment(folder, registry.settings.verify_environment),
+            umask=0o077,
             start_new_session=True,
         )
         try:
-            _watch(registry, process, time.monotonic() + seconds, progress)
+            _watch(registry, process, seconds, progress)
         finally:
             _end(process)
         if process.returncode:
@@ -101,10 +118,23 @@ def run(
     return _result(folder)
 
 
+@contextlib.contextmanager
+def _told(secret: bytes) -> Iterator[int]:
+    """Something to read a secret from that is in memory alone."""
+    if not secret:
+        yield subprocess.DEVNULL
+        return
+    with os.fdopen(os.memfd_create("told"), "w+b") as file:
+        file.write(secret)
+        file.seek(0)
+        yield file.fileno()
+
+
 def _watch(
-    registry: Registry, process: "subprocess.Popen[bytes]", until: float, progress: Progress
+    registry: Registry, process: "subprocess.Popen[bytes]", seconds: int, progress: Progress
 ) -> None:
     assert process.stdout is not None
+    until = time.monotonic() + seconds
     with process.stdout as out, selectors.DefaultSelector() as selector:
         selector.register(out, selectors.EVENT_READ)
         rest = b""
@@ -112,7 +142,7 @@ def _watch(
             if registry.jobs.stopping.is_set():
                 raise Later(0)
             if time.monotonic() > until:
-                raise SlowError(f"took longer than {registry.settings.verify_seconds} s")
+                raise SlowError(f"took longer than {seconds} s")
             if not selector.select(_POLL):
                 continue
             data = os.read(out.fileno(), 65536)
@@ -154,6 +184,10 @@ def _result(folder: Path) -> dict[str, Any]:
     return result
 
 
-def _environment(folder: Path) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(_HIDDEN)}
-    return {**kept, "TMPDIR": str(folder), "PYTHONUNBUFFERED": "1"}
+def _environment(folder: Path, more: Collection[str] = ()) -> dict[str, str]:
+    passed = {
+        name: value
+        for name, value in os.environ.items()
+        if name in _PASSED_ON or name in more or name.startswith(_PASSED_BEGINNINGS)
+    }
+    return {**passed, "TMPDIR": str(folder), "PYTHONUNBUFFERED": "1"}

@@ -29,6 +29,9 @@ CODES.update(
     }
 )
 
+PUBLIC = "done"
+"""A verification with a verdict is for everybody; until then it is nobody else's business."""
+
 _MOST_BYTES = 12 * 2**20
 """Bytes of checks in a verdict, well within what one document may have."""
 
@@ -47,7 +50,8 @@ def ask(
     """
     now = registry.clock()
     registry.database.lock(connection, f"verifications of {enrolment}")
-    if row_of(connection, enrolment).manifest is None:
+    row = row_of(connection, enrolment)
+    if row.manifest is None:
         raise Problem(409, "verification.not-closed", "the chain is not closed")
     _check_free(connection, enrolment)
     stored = uploads.stored(connection, enrolment, upload, "proof") if upload else None
@@ -55,7 +59,7 @@ def ask(
     made = secrets.token_hex(16)
     values = {"id": made, "enrolment": enrolment, "state": "waiting", "made": now}
     connection.execute(verifications.insert().values(**values, progress="waiting", bundle=bundle))
-    registry.jobs.enqueue(connection, "verify", made)
+    registry.jobs.enqueue(connection, "verify", made, queue=registry.tasks.queue_of(row.task))
     note(connection, "verification.asked", made, enrolment, actor=actor, now=now)
     return find(connection, made)
 
@@ -106,6 +110,15 @@ def of_enrolment(connection: Connection, enrolment: str) -> list[Row[Any]]:
     """All verifications of a chain, oldest first."""
     asked = select(verifications).where(verifications.c.enrolment == enrolment)
     return list(connection.execute(asked.order_by(verifications.c.made, verifications.c.id)))
+
+
+def latest(connection: Connection, enrolment: str) -> str | None:
+    """The outcome of the newest verification of a chain that has one."""
+    done = select(verifications.c.outcome).where(
+        verifications.c.enrolment == enrolment, verifications.c.outcome.is_not(None)
+    )
+    newest = done.order_by(verifications.c.ended.desc(), verifications.c.id).limit(1)
+    return connection.execute(newest).scalar()
 
 
 def to_json(row: Row[Any]) -> dict[str, Any]:

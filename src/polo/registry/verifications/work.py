@@ -15,6 +15,7 @@ from polo.registry.events.service import note
 from polo.registry.jobs import Later, handler
 from polo.registry.objects import key_of
 from polo.registry.schema import commitments, issuer_keys, jobs, objects, verifications
+from polo.registry.uploads import retention
 from polo.registry.verifications import child, sandbox, service
 from polo.registry.verifications.assembly import Holdings, row_of
 from polo.registry.writing import insert_new
@@ -47,6 +48,7 @@ def verify(registry: Registry, verification: str) -> None:
             raise Later(_LOOK_AGAIN)
         holdings = Holdings.load(registry, connection, row.enrolment)
         asked = _replay(connection, row)
+        streamed = _streamed(connection, row)
         trust = connection.execute(
             select(issuer_keys.c.key).where(issuer_keys.c.use == "issuer")
         ).scalars()
@@ -55,8 +57,13 @@ def verify(registry: Registry, verification: str) -> None:
         _set(connection, row, state="running", begun=registry.clock(), progress="fetching files")
     with sandbox.room(registry) as folder:
         _lay_out(registry, row, holdings, asked, folder)
-        request = {"do": "verify", "trust": keys, "task": holdings.task, "name": holdings.id}
-        request["accuracy"] = registry.settings.verify_accuracy
+        request: dict[str, Any] = {
+            "do": "verify",
+            "trust": keys,
+            "task": holdings.task,
+            "name": holdings.id,
+        }
+        request |= {"accuracy": registry.settings.verify_accuracy, "streamed": streamed}
         telling = _Telling(registry, row)
         try:
             result = sandbox.run(
@@ -71,11 +78,11 @@ def verify(registry: Registry, verification: str) -> None:
 
 
 def _being_checked(connection: Connection, enrolment: str) -> bool:
-    """Whether a checkpoint that was shown is still to be looked at; the verdict waits for it."""
+    """Whether what was shown of a shard is still to be looked at; the verdict waits for it."""
     shown = [
         each.id
         for each in challenges.of_enrolment(connection, enrolment)
-        if each.kind == "checkpoint" and each.state == "answered"
+        if each.shard is not None and each.state == "answered"
     ]
     waiting = select(jobs.c.id).where(
         jobs.c.kind == "challenges.check",
@@ -103,7 +110,16 @@ def _lay_out(
 def _replay(connection: Any, row: Row[Any]) -> Row[Any] | None:
     """The replay challenge of the chain, if there is one."""
     rows = challenges.of_enrolment(connection, row.enrolment)
-    return next((each for each in rows if each.kind == "replay"), None)
+    return next((each for each in rows if each.kind == "replay" and each.shard is None), None)
+
+
+def _streamed(connection: Connection, row: Row[Any]) -> list[tuple[int, int]]:
+    """Shards whose steps were run again while the chain grew, and how many segments each."""
+    return [
+        (each.shard, len(Challenge.from_bytes(bytes(each.record), "challenge").segments))
+        for each in challenges.of_enrolment(connection, row.enrolment)
+        if each.kind == "replay" and each.shard is not None and each.state == "passed"
+    ]
 
 
 def _conclude(
@@ -146,6 +162,7 @@ def _conclude(
             report=shown.hexdigest() if shown else None,
             verdict=verdict.to_bytes(),
         )
+        retention.settle(registry, connection, row.enrolment)
         note(
             connection,
             "verification.done",
@@ -189,8 +206,8 @@ def _unmet(connection: Connection, enrolment: str) -> dict[str, Any] | None:
     if failed or row_of(connection, enrolment).state == "failed":
         why = f": {failed[0].kind} of shard {failed[0].shard or 0}" if failed else ""
         return _check("challenge", "failed", f"the chain failed what the registry asked{why}")
-    if any(each.state != "passed" for each in asked if each.kind == "checkpoint"):
-        detail = "a checkpoint that the registry asked for is not checked yet"
+    if any(each.state != "passed" for each in asked if each.shard is not None):
+        detail = "what the registry asked for of a shard is not checked yet"
         return _check("challenge", Status.UNDECIDED.value, detail)
     return None
 

@@ -1,0 +1,121 @@
+"""The record of a shard's steps, which is here before its commitment where steps may be drawn."""
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy import Connection, select
+
+from polo.errors import PoloError
+from polo.protocol.entries import Entry
+from polo.protocol.records import Shard
+from polo.registry.commitments.chains import Chain
+from polo.registry.objects import Objects, key_of
+from polo.registry.problems import CODES, Problem
+from polo.registry.schema import uploads
+
+MOST_SEGMENTS = 2**16
+"""Segments of one shard: a record of 5 MiB, which is read while the prover waits."""
+
+CODES.update(
+    {
+        "commitment.missing-record": "Steps may be drawn from the shard, and its record of them is "
+        "not here.",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What a draw must know of a shard's record.
+
+    Attributes:
+        segments: Number of its segments.
+        always: Those that are run again whatever is drawn: the first, and the largest moves.
+    """
+
+    segments: int
+    always: frozenset[int]
+
+
+def read(connection: Connection, objects: Objects, chain: Chain, entry: Entry) -> Recorded:
+    """What the record of an entry's shard says, or a `Problem`.
+
+    Args:
+        connection: A transaction.
+        objects: Where the record is.
+        chain: The chain.
+        entry: The entry, which names the record by its digest.
+    """
+    # The server starts without numpy.
+    from polo.evidence.replay.record import load_moves, segments_of
+    from polo.evidence.replay.timeline import always
+
+    assert entry.shard is not None
+    assert chain.recipe is not None
+    segments = segments_of(entry.shard.steps, chain.recipe.every)
+    if "replay" not in entry.shard.evidence or not segments:
+        raise _limits("the terms ask for a record of the shard's steps, and the entry names none")
+    if segments > MOST_SEGMENTS:
+        raise _limits(
+            f"{segments} segments in one shard; at most {MOST_SEGMENTS} where steps are drawn "
+            "while the chain grows"
+        )
+    with tempfile.TemporaryDirectory(prefix="polo-") as folder:
+        path = Path(folder) / "record"
+        if not fetch(connection, objects, chain, entry.shard, path):
+            raise missing(chain, entry.number)
+        try:
+            moves = load_moves(path, segments, "record")
+        except PoloError as error:
+            raise _limits(str(error)) from error
+    return Recorded(segments, frozenset(always(moves[:-1], chain.recipe.top)))
+
+
+def fetch(connection: Connection, objects: Objects, chain: Chain, shard: Shard, into: Path) -> bool:
+    """Bring the record that a shard names into a file; whether it is here.
+
+    Args:
+        connection: A transaction.
+        objects: Where it is.
+        chain: The chain.
+        shard: The shard.
+        into: The file to write.
+    """
+    from polo.evidence.replay.record import digest_of, segments_of, size_of
+
+    assert chain.recipe is not None
+    segments = segments_of(shard.steps, chain.recipe.every)
+    # A prover may have uploaded several; the entry says which of them counts.
+    found = connection.execute(
+        select(uploads.c.sha256)
+        .where(
+            uploads.c.enrolment == chain.id,
+            uploads.c.kind == "record",
+            uploads.c.shard == shard.shard,
+            uploads.c.size == size_of(segments),
+            uploads.c.state == "stored",
+        )
+        .distinct()
+    ).scalars()
+    for sha256 in found.all():
+        into.unlink(missing_ok=True)
+        objects.fetch(key_of(sha256), into)
+        if digest_of(into.read_bytes()) == shard.evidence.get("replay"):
+            return True
+    into.unlink(missing_ok=True)
+    return False
+
+
+def missing(chain: Chain, number: int) -> Problem:
+    """The record that the terms ask for is not here."""
+    return Problem(
+        409,
+        "commitment.missing-record",
+        f"the record that shard {number} names was not uploaded for {chain.id[:16]}…",
+        advice="Upload it as kind `record` first, then commit.",
+    )
+
+
+def _limits(detail: str) -> Problem:
+    return Problem(422, "commitment.limits", detail)

@@ -1,0 +1,78 @@
+"""What a prover cannot do with files: hide one from the count, or leave answers behind."""
+
+import pytest
+from sqlalchemy import func, select
+
+from polo.protocol.challenge import Challenge, Place
+from polo.registry.challenges import service as challenging
+from polo.registry.schema import challenges, objects, uploads
+from polo.registry.uploads import service
+from polo.registry.uploads.partial import Partial
+
+DATA = b"record" * 20
+
+
+def held(registry):
+    """States of all uploads, and how many objects there are."""
+    with registry.database.read() as connection:
+        states = connection.execute(select(uploads.c.state)).scalars().all()
+        count = connection.execute(select(func.count()).select_from(objects)).scalar_one()
+    return states, count
+
+
+@pytest.fixture
+def meanwhile(monkeypatch):
+    """Lets something happen once, right after a method has given its answer."""
+
+    def arrange(owner, name, happen):
+        real, left = getattr(owner, name), [happen]
+
+        def slow(*given):
+            found = real(*given)
+            if left:
+                left.pop()()
+            return found
+
+        monkeypatch.setattr(owner, name, slow)
+
+    return arrange
+
+
+def test_a_file_that_was_faster_than_giving_up_stays_counted(registry, sending, refused, meanwhile):
+    upload = sending.begin(DATA, "record").json()["id"]
+    meanwhile(service, "get", lambda: sending.patch(upload, 0, DATA))
+    refused(sending.asking.delete(f"/v1/uploads/{upload}"), 409, "upload.ended")
+    assert held(registry) == (["stored"], 1)
+
+
+@pytest.mark.parametrize("step", ["sha256", "put"])
+def test_a_file_given_up_while_it_was_checked_is_not_kept(
+    registry, sending, refused, meanwhile, step
+):
+    upload = sending.begin(DATA, "record").json()["id"]
+    owner = Partial if step == "sha256" else registry.objects
+    meanwhile(owner, step, lambda: sending.asking.delete(f"/v1/uploads/{upload}"))
+    refused(sending.patch(upload, 0, DATA), 404, "upload.missing")
+    assert held(registry) == ([], 0)
+    assert not list(registry.objects.listed())
+
+
+def test_answers_are_few_and_all_of_them_go(registry, sending, refused):
+    asked = Challenge(bytes(32), (Place(1, 0),), (1,), False, 1)
+    row = {"id": "ab" * 16, "enrolment": sending.chain.id, "kind": "replay", "shard": 1}
+    row |= {"record": asked.to_bytes(), "state": "open", "detail": "", "made": 1, "due": 2**40}
+    with registry.database.begin() as connection:
+        connection.execute(challenges.insert().values(row))
+    for number in range(service.MOST_ANSWERS):
+        named = sending.send(DATA + bytes([number]), "answer", shard=1)["id"]
+    refused(sending.begin(DATA, "answer", shard=1), 429, "upload.too-many")
+    url = f"/v1/challenges/{row['id']}/answer"
+    assert sending.asking.post(url, json={"upload": named}).status_code == 202
+    # So that no receipt is given; nothing was committed here.
+    withdrawn = sending.asking.post(f"/v1/enrolments/{sending.chain.id}/withdraw")
+    assert withdrawn.status_code == 200, withdrawn.text
+    with registry.database.begin() as connection:
+        found = challenging.find(connection, row["id"])
+        challenging.end(registry, connection, found, passed=True, detail="it came out")
+        until = connection.execute(select(objects.c.keep_until)).scalars().all()
+    assert until == [registry.clock()] * service.MOST_ANSWERS
