@@ -125,7 +125,7 @@ class SmallRegistry:
             note = note.signed(line)
         return note
 
-    def finish(self, *_: object) -> None: ...
+    def finish(self, *_: object, **__: object) -> None: ...
 
     def close(self) -> None: ...
 
@@ -581,7 +581,7 @@ def test_collecting_by_command(
     run = ["log", "collect", "http://127.0.0.1:1", str(live(2).path), "--key"]
     # Everything was seen already, so nobody is asked.
     assert cli.run([*run, str(tmp_path / "alice.key")]) == 0
-    assert "0 new, 0 not seen by 2 witnesses yet" in capsys.readouterr().out
+    assert "0 new, 0 not seen by 2 of 2 witnesses yet" in capsys.readouterr().out
 
 
 def test_a_false_cosignature_fails(live: Callable[..., Live]) -> None:

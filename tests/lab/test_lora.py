@@ -193,7 +193,7 @@ def test_recorded_runs_become_tables() -> None:
     marked |= {"merged": {"float32": found, "bfloat16": found}, "proof_bytes": 1_000_000}
     marked |= {"stranger": {**found, "finding": "no_claim"}}
     settings = [
-        llm._settings("8b", "letters", scheme, bits, llm.Course())
+        llm._settings("8b", "letters", scheme, bits, llm.Course(steps=20))
         for scheme, bits in ((llm.PLAIN, 0), ("signed", 512))
     ]
     recording = Recording(

@@ -18,6 +18,7 @@ from polo.registry import observing, problems, wire
 from polo.registry.app import create_app
 from polo.registry.callers import csrf_token
 from polo.registry.limits import BURST_SECONDS, Buckets, network
+from polo.registry.migrations import latest
 from polo.registry.settings import Settings
 
 
@@ -100,7 +101,8 @@ class TestDawdlers:
         assert problem_in(answer)["code"] == "body.slow"
 
     def test_a_slow_answer_is_not_a_slow_body(self, served, monkeypatch):
-        monkeypatch.setattr("polo.registry.migrations.latest", lambda: time.sleep(2) or "0001")
+        newest = latest()
+        monkeypatch.setattr("polo.registry.migrations.latest", lambda: time.sleep(2) or newest)
         assert httpx2.get(f"{served}/readyz", timeout=10).status_code == 200
 
 
@@ -272,7 +274,7 @@ class TestHeaders:
 
     def test_https_is_insisted_on_where_it_is_there(self, registry):
         object.__setattr__(registry.settings, "public_url", "https://polo.example")
-        app = wire.Wire(create_app(registry), registry)
+        app = wire.Wire(create_app(registry), registry, wire.Held())
         assert b"strict-transport-security" in dict(app._headers)
 
     def test_request_ids_differ(self, client):

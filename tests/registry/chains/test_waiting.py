@@ -29,7 +29,7 @@ def test_no_mark_is_read_before_its_nonce_was_given(
 ) -> None:
     read: list[int] = []
 
-    def matches(_objects: Any, _chain: Any, _previous: Any, entry: Any) -> int:
+    def matches(_objects: Any, _chain: Any, _previous: Any, entry: Any, _opening: Any) -> int:
         read.append(entry.number)
         return live.record.terms.scheme.bits
 

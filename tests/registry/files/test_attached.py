@@ -11,6 +11,7 @@ from sqlalchemy import select
 
 from polo.protocol.entries import Entry, with_opening
 from polo.protocol.records import Nonce
+from polo.registry.commitments import openings
 from polo.registry.context import Registry
 from polo.registry.objects import key_of
 from polo.registry.schema import commitments, objects
@@ -112,3 +113,12 @@ def test_bytes_that_are_here_as_another_kind(streaming: Streaming, refused: Refu
         row = {"sha256": hashlib.sha256(file).hexdigest(), "enrolment": streaming.prover.id}
         connection.execute(objects.insert().values(**row, kind="record", size=len(file), made=1))
     refused(streaming.post(with_opening(entry.to_bytes(), file)), 409, "upload.other-kind")
+
+
+def test_an_entry_whose_turn_it_is_not_costs_no_reading(
+    streaming: Streaming, refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry, file = streaming.sealed()
+    monkeypatch.setattr(openings, "check", lambda *_: pytest.fail("looked at the opening"))
+    elsewhere = streaming.prover.entry(1, previous=bytes(32), root=entry.root, opening=file)
+    refused(streaming.post(with_opening(elsewhere.to_bytes(), file)), 409, "commitment.wrong-link")

@@ -14,13 +14,21 @@ from starlette.types import Receive, Scope, Send
 
 from polo.errors import FormatError, PoloError
 from polo.protocol.entries import Entry, without_opening
+from polo.protocol.requests import Authorization
 from polo.registry import callers
 from polo.registry.callers import Caller, registry_of
 from polo.registry.commitments import openings, service
 from polo.registry.commitments import recorded as records
 from polo.registry.commitments.answers import Answer
 from polo.registry.commitments.chains import Chain
-from polo.registry.commitments.rules import Submission, readable, unopened
+from polo.registry.commitments.rules import (
+    Submission,
+    check_caller,
+    check_turn,
+    readable,
+    unopened,
+)
+from polo.registry.commitments.standing import standing_of
 from polo.registry.context import Registry
 from polo.registry.problems import Problem, problem_of
 from polo.registry.uploads import retention
@@ -73,7 +81,7 @@ async def committed(request: Request, enrolment: str) -> Answer:
     entry = readable(data, chain)
     matches = recorded = None
     if chain.streams and entry.shard:
-        matches, recorded = await run_in_threadpool(_read, registry, chain, entry, opening)
+        matches, recorded = await run_in_threadpool(_read, registry, chain, entry, given, opening)
     elif opening is not None:
         raise Problem(422, "commitment.broken", "an opening that the terms do not ask for")
     attached = len(opening) if opening and matches is not None else None
@@ -162,7 +170,11 @@ async def _send(answer: Answer, send: Send) -> None:
 
 
 def _read(
-    registry: Registry, chain: Chain, entry: Entry, opening: bytes | None
+    registry: Registry,
+    chain: Chain,
+    entry: Entry,
+    given: Authorization,
+    opening: bytes | None,
 ) -> "tuple[int | None, records.Recorded | None]":
     """Bits that read right in the opening, and what the record says; None where it is not due."""
     with registry.database.read() as connection:
@@ -171,6 +183,11 @@ def _read(
         previous = service.receipted(connection, chain.id, entry.number - 1)
         if previous is None or service.entry_of(connection, chain.id, entry.number):
             return None, None
+        standing = standing_of(connection, chain.id)
+        if standing:
+            # The sequencer asks again; what it would refuse is not worth reading files for.
+            check_caller(standing, given)
+            check_turn(standing, chain, entry, registry.clock())
         if opening is not None:
             openings.check(connection, chain, entry, opening)
         elif not service.is_opened(connection, chain.id, entry):

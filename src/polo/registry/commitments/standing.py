@@ -88,6 +88,11 @@ def _spend(connection: Connection, group: Sequence[Submission]) -> set[tuple[byt
     return {(bytes(key), bytes(nonce)) for key, nonce in insert_new(connection, requests, rows)}
 
 
+def standing_of(connection: Connection, enrolment: str) -> Standing | None:
+    """How far one chain is; None if there is no such chain."""
+    return _standings(connection, [enrolment]).get(enrolment)
+
+
 def _standings(connection: Connection, ids: list[str]) -> dict[str, Standing]:
     statement = _BY_IDS if connection.dialect.name == "sqlite" else _BY_ARRAY
     rows = connection.execute(statement, {"ids": ids})
