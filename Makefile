@@ -22,8 +22,8 @@ quickstart:
 test: check
 	@tools/system-packages.sh chromium || echo "browser tests will be skipped"
 	@tools/system-packages.sh postgresql || echo "tests on PostgreSQL will be skipped"
-	$(PY) -m pytest -q -n 2 -m "not slow and not full"
-	$(PY) -m pytest -q -n 2 -m "slow and not full"
+	$(PY) -m pytest -q -n 3 -m "not slow and not full"
+	$(PY) -m pytest -q -n 3 -m "slow and not full"
 
 test-full: check
 	@tools/system-packages.sh chromium || echo "browser tests will be skipped"

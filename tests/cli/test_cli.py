@@ -215,6 +215,7 @@ def test_predictions_hold(make_proof: Callable[..., Any], enrol: Callable[..., A
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_quickstart(tmp_path: Path) -> None:
     environment = {**os.environ, "POLO_TRUST": str(tmp_path / "trust")}
     command = [str(Path(sys.executable).with_name("polo"))]

@@ -42,7 +42,9 @@ def run_in(folder: Path) -> Run:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("guide", ["ownership.md", "effort.md"])
+@pytest.mark.parametrize(
+    "guide", [pytest.param("ownership.md", marks=pytest.mark.full), "effort.md"]
+)
 def test_a_guide_can_be_pasted_in_order(guide: str, folder: Path) -> None:
     text = (DOCS / guide).read_text(encoding="utf-8")
     blocks = BLOCK.findall(text)

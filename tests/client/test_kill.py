@@ -61,6 +61,7 @@ def test_killed_at_every_touch_of_the_disk(
     finish(worker, registry, tmp_path, task)
 
 
+@pytest.mark.full
 def test_killed_at_random_instants(
     worker: Worker, registry: Any, tmp_path: Path, task: Any
 ) -> None:

@@ -72,6 +72,8 @@ def worker():
 
 def interrupted(training):
     os.setsid()
+    # Whoever runs these tests in the background has it ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     process = training.process
     try:
         # What a terminal does: everybody in the group gets it.

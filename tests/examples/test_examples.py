@@ -9,10 +9,20 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPTS = sorted(path.name for path in EXAMPLES.glob("*.py") if path.name != "common.py")
 
+LONG = ("accelerate_loop", "amp", "compiled_loop", "lightning_loop", "opacus_loop", "transformers")
+"""What these show, tests of the integrations and of loops show as well."""
+
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+def some_full(names: list[str]) -> list[object]:
+    return [
+        pytest.param(name, marks=pytest.mark.full) if name.startswith(LONG) else name
+        for name in names
+    ]
+
+
+@pytest.mark.parametrize("name", some_full(SCRIPTS))
 def test_example(name: str, tmp_path: Path) -> None:
     command = [sys.executable, str(EXAMPLES / name), str(tmp_path / "out")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)

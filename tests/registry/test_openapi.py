@@ -107,6 +107,9 @@ def operations(app, mode):
             continue
 
 
+@pytest.mark.parametrize(
+    "database_url", ["sqlite", pytest.param("postgresql", marks=pytest.mark.full)], indirect=True
+)
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
 def test_every_answer_is_in_the_document(registry, client, chain, caller, mode):
     asked, wrong = 0, []

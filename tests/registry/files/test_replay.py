@@ -21,6 +21,7 @@ from polo.tasks.digits import Digits
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.full,
     pytest.mark.filterwarnings("ignore::polo.prover.receiving.ReceiptWarning"),
 ]
 

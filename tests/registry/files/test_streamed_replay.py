@@ -295,6 +295,7 @@ def test_without_its_record_a_shard_is_not_taken(
     assert taken == [0]
 
 
+@pytest.mark.full
 def test_what_cannot_be_decided_gets_no_receipt(
     registry, connected, enrolment, source, alice, tmp_path, monkeypatch
 ):

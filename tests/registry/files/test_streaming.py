@@ -111,9 +111,7 @@ def upload_missing(client, proof, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "database_url", ["sqlite", pytest.param("postgresql", marks=pytest.mark.full)], indirect=True
-)
+@pytest.mark.full
 def test_a_streamed_chain_is_challenged_closed_and_verified(registry, connected, alice, tmp_path):
     enrolment = connected.enrol("digits").save(tmp_path / "enrolment")
     proof = train(enrolment, alice, tmp_path / "proof")
