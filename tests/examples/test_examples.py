@@ -9,8 +9,8 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPTS = sorted(path.name for path in EXAMPLES.glob("*.py") if path.name != "common.py")
 
-LONG = ("accelerate_loop", "amp", "compiled_loop", "lightning_loop", "opacus_loop", "transformers")
-"""What these show, tests of the integrations and of loops show as well."""
+LONG = ("accelerate", "amp", "compiled", "lightning", "opacus", "replay", "resume", "transformers")
+"""What these show, tests of integrations, of loops and of replay show as well."""
 
 pytestmark = pytest.mark.slow
 
