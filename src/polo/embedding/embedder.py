@@ -45,9 +45,10 @@ class Embedder:
         self.mark = marks.derive(terms, carrier, seed)
         self._placement = Placement(carrier, self.mark.blocks, parameters)
         self._press = press(self.mark, terms, self._placement.device)
-        self._watching = self._press if isinstance(self._press, Watching) else None
-        watched = self._watching.reference(carrier) if self._watching else ()
+        watching = self._press if isinstance(self._press, Watching) else None
+        watched = watching.reference(carrier) if watching else ()
         self._reference = Placement(carrier, watched, parameters) if watched else None
+        self._watching = watching if watched else None
         self._presses = 0
         self._graphs: Graphs | None = None
         if getattr(self._press, "graphed", False) and self._on_one_gpu():

@@ -90,11 +90,11 @@ class Graphs:
         self, place: Hashable, work: Callable[[], None], launched_on: torch.cuda.Stream
     ) -> torch.cuda.CUDAGraph | None:
         """A graph of the work, which is not done by this; None where it cannot be recorded."""
-        pool, stream, _ = _pool(self._device, launched_on.cuda_stream)
         graph = torch.cuda.CUDAGraph()
-        stream.wait_stream(launched_on)
         # By hand: `torch.cuda.graph` waits for the device, collects garbage and empties the cache.
         try:
+            pool, stream, _ = _pool(self._device, launched_on.cuda_stream)
+            stream.wait_stream(launched_on)
             with torch.cuda.stream(stream):
                 graph.capture_begin(pool, capture_error_mode="thread_local")
                 try:
@@ -102,7 +102,7 @@ class Graphs:
                 finally:
                     graph.capture_end()
         except RuntimeError:
-            # Not all that a press of somebody else does can be recorded.
+            # Not all that a press of somebody else does can be recorded, nor at every moment.
             self._useless = True
             return None
         launched_on.wait_stream(stream)
