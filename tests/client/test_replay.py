@@ -101,7 +101,6 @@ def test_an_answer_that_holds(
     assert "challenge" not in told
 
 
-@pytest.mark.full
 def test_an_answer_that_does_not_hold(
     submitted: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,

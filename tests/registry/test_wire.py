@@ -7,6 +7,7 @@ import json
 import logging
 import socket
 import time
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 import httpx2
@@ -108,6 +109,11 @@ class TestDawdlers:
 
 class TestSizes:
     """Clients that send too much."""
+
+    @pytest.fixture
+    def settings(self, settings):
+        """Time for the slowest machine: here it is the size that must be refused."""
+        return replace(settings, body_seconds=60, header_seconds=60)
 
     def test_a_body_that_says_it_is_too_large(self, served):
         answer = httpx2.post(f"{served}/v1/identities", content=b"x" * 10_001)
