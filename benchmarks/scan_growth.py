@@ -1,6 +1,6 @@
-"""How a scan grows with the number of chains: a table, a drawing, and what 10^8 chains would take.
+"""How a registry grows with the number of chains, and what 10^8 would take: the scan, and the rest.
 
-Every number comes from the recorded run of `scan`; the page docs/registry-scale.md has no other.
+Every number comes from recorded runs of `scan` and `registry`; docs/registry-scale.md has no other.
 """
 
 import math
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import table
+from benchmarks import powers, registry_growth, table
 from benchmarks.idle import MARKS
 from polo.ownership.looking import SEED, STAGES
 from polo.ownership.screen import screen_of
@@ -19,7 +19,7 @@ GOAL = 10**8
 CORES = 64
 GIB = 2**30
 
-_WIDTH, _HEIGHT, _LEFT, _BELOW = 560, 300, 64, 44
+_TITLE = "Seconds of a core against the number of chains"
 
 Point = tuple[int, float, float]
 """Chains, seconds, and seconds of a core."""
@@ -63,7 +63,9 @@ def write(recorded: Mapping[str, Any]) -> None:
     found = points(recorded)
     if len(found) > 2:
         PAGE.write_text("\n\n".join(_page(found, recorded)) + "\n")
-        DRAWING.write_text(drawing(found))
+        cores = [(chains, core) for chains, _, core in found]
+        series = powers.Series("a scan", cores, per_chain(found))
+        DRAWING.write_text(powers.drawing(_TITLE, [series], across="chains", unit="s"))
 
 
 def _page(found: Sequence[Point], recorded: Mapping[str, Any]) -> Iterator[str]:
@@ -74,7 +76,7 @@ def _page(found: Sequence[Point], recorded: Mapping[str, Any]) -> Iterator[str]:
         f"({entry['date']}, {machine['cpu']}, {machine['cores']} cores); do not edit. How a scan "
         "works is in [ownership.md](ownership.md)."
     )
-    yield "## Measured"
+    yield "## A scan"
     yield table.markdown(
         ("chains", "seconds", "seconds of a core", "of a core, per chain"),
         [
@@ -88,6 +90,7 @@ def _page(found: Sequence[Point], recorded: Mapping[str, Any]) -> Iterator[str]:
         f"chain takes {_micro(per_chain(found))}. What a scan takes at least is reading the model "
         "and, in a large one, the start of the processes."
     )
+    yield from registry_growth.write(recorded)
     yield f"## What {GOAL:,} chains would take"
     yield from _goal(per_chain(found))
 
@@ -127,58 +130,6 @@ def _goal(each: float) -> Iterator[str]:
         "Chains of another architecture cost a look at names and shapes, once for each kind. A "
         "registry of many architectures is so many smaller ones."
     )
-
-
-def drawing(found: Sequence[Point]) -> str:
-    """Core seconds against chains, both as powers of ten, and a straight line through the last."""
-    scale = _Scale(found)
-    lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
-        'font-family="sans-serif" font-size="12" fill="#555">',
-        "<title>Seconds of a core against the number of chains</title>",
-        *scale.rules(),
-        scale.line(per_chain(found)),
-    ]
-    for chains, _, core in found:
-        x, y = scale.at(chains, core)
-        lines.append(f'<circle cx="{x:.0f}" cy="{y:.0f}" r="4" fill="#2a6fb0"/>')
-        lines.append(_text(x, _HEIGHT - 22, f"{chains:,}"))
-    lines.append(_text(_WIDTH / 2, _HEIGHT - 6, "chains"))
-    return "\n".join([*lines, "</svg>"]) + "\n"
-
-
-class _Scale:
-    """Where a point is drawn."""
-
-    def __init__(self, found: Sequence[Point]) -> None:
-        cores = [math.log10(core) for *_, core in found]
-        self.first, self.last = found[0][0], found[-1][0]
-        self.bottom, self.top = math.floor(min(cores)), math.ceil(max(cores))
-
-    def at(self, chains: float, core: float) -> tuple[float, float]:
-        across = math.log10(chains / self.first) / math.log10(self.last / self.first)
-        up = (math.log10(core) - self.bottom) / (self.top - self.bottom)
-        x = _LEFT + across * (_WIDTH - _LEFT - 40)
-        return x, 16 + (1 - up) * (_HEIGHT - _BELOW - 24)
-
-    def rules(self) -> Iterator[str]:
-        """A line for every power of ten."""
-        for power in range(self.bottom, self.top + 1):
-            left, y = self.at(self.first, 10.0**power)
-            right, _ = self.at(self.last, 10.0**power)
-            yield f'<path d="M{left:.0f} {y:.0f}H{right:.0f}" stroke="#ddd"/>'
-            yield _text(left - 8, y + 4, f"{10.0**power:g} s", "end")
-
-    def line(self, each: float) -> str:
-        """What every size would take at so much a chain."""
-        first = max(self.first, 10.0**self.bottom / each)
-        (x0, y0), (x1, y1) = self.at(first, each * first), self.at(self.last, each * self.last)
-        way = f"M{x0:.0f} {y0:.0f}L{x1:.0f} {y1:.0f}"
-        return f'<path d="{way}" stroke="#999" stroke-dasharray="4 4"/>'
-
-
-def _text(x: float, y: float, words: str, anchor: str = "middle") -> str:
-    return f'<text x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}">{words}</text>'
 
 
 def _micro(seconds: float) -> str:

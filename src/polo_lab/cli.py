@@ -1,7 +1,7 @@
 """The laboratory's command: `polo-lab list | run | table | figure | docs`.
 
 Exit codes: 0 done; 1 a run crashed, came out as it must not, or is left to do; 2 could not be done,
-or not understood.
+or not understood; 130 stopped by hand.
 """
 
 import os
@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, Parameter, validators
 
 from polo._version import __version__
 from polo.errors import PoloError
@@ -20,9 +20,12 @@ app = App(
     help="Run PoLO's experiments, and make tables and figures of what was recorded.",
     version=__version__,
     help_format="plaintext",
+    suppress_keyboard_interrupt=False,
 )
 
 Results = Annotated[Path, Parameter(help="Folder of recorded lines.")]
+Count = Annotated[int | None, Parameter(validator=validators.Number(gte=0))]
+Minutes = Annotated[float, Parameter(validator=validators.Number(gte=0))]
 
 
 @app.command(name="list")
@@ -30,7 +33,8 @@ def list_(*, results: Results = lines.FOLDER) -> None:
     """All experiments, and how many of their runs are recorded."""
     for name in catalogue.NAMES:
         experiment = catalogue.find(name)
-        done = {line.key for line in lines.read(lines.path_of(experiment.lines, results)).lines}
+        known = lines.read(lines.path_of(experiment.lines, results)).lines
+        done = {line.key for line in known if line.ended != lines.CRASHED}
         units = [lines.key_of(unit) for unit in experiment.units(False)]
         needs = f" (needs {experiment.needs})" if experiment.needs else ""
         count = f"{sum(key in done for key in units)} of {len(units)} runs"
@@ -44,8 +48,8 @@ def run(
     quick: bool = False,
     rerun: bool = False,
     only: tuple[str, ...] = (),
-    workers: int | None = None,
-    minutes: float = 0.0,
+    workers: Count = None,
+    minutes: Minutes = 0.0,
     results: Results = lines.FOLDER,
 ) -> int:
     """Run what is not recorded yet of an experiment; each run is one line, written when it is done.
@@ -67,13 +71,19 @@ def run(
     results
         Folder of recorded lines.
     """
-    from polo_lab.experiments.harness import Asked
-    from polo_lab.experiments.harness import run as run_experiment
+    from polo_lab.experiments import harness
 
-    chosen = dict(_pair(text) for text in only)
-    asked = Asked(quick, rerun, chosen, workers, minutes, results)
-    names = catalogue.NAMES if name == "all" else (name,)
-    return max([run_experiment(catalogue.find(one), asked) for one in names])
+    wanted = dict(_pair(text) for text in only)
+    if len(wanted) < len(only):
+        raise PoloError("--only names a setting twice", advice="run one value after the other")
+    asked = harness.Asked(quick, rerun, wanted, workers, minutes, results)
+    found = [catalogue.find(one) for one in (catalogue.NAMES if name == "all" else (name,))]
+    if name == "all" and wanted:
+        found = [one for one in found if harness.chosen(one, asked)]
+    if not found:
+        told = ", ".join(only)
+        raise PoloError(f"no experiment has runs with {told}", advice="polo-lab run NAME --only …")
+    return max([harness.run(one, asked) for one in found])
 
 
 @app.command
@@ -167,6 +177,9 @@ def answer(arguments: list[str] | None = None) -> int:
     except PoloError as error:
         print(f"polo-lab: {error.diagnostics()}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("polo-lab: stopped; what was done is recorded", file=sys.stderr)
+        return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141

@@ -14,6 +14,7 @@ import pytest
 
 import polo
 from polo.cli import run
+from polo.cli.submit import _Errand
 from polo.client import http
 from polo.client.client import Client
 from polo.client.enrolled import LiveEnrolment
@@ -125,6 +126,22 @@ def test_submit_with_another_key(
     told = capsys.readouterr().err
     assert "belongs to another key" in told
     assert "Give the key that it was trained with" in told
+
+
+@pytest.mark.parametrize(("detail", "looks"), [("", 2), ("another platform", 1)])
+def test_nobody_waits_for_an_answer_that_cannot_be_judged(detail: str, looks: int) -> None:
+    looked: list[str] = []
+
+    def challenges(name: str) -> list[dict[str, str]]:
+        looked.append(name)
+        return [{"kind": "checkpoint", "state": "answered", "detail": detail}]
+
+    errand: Any = object.__new__(_Errand)
+    errand._wait = 0.1
+    errand._enrolment = SimpleNamespace(id="ab" * 32)
+    errand._client = SimpleNamespace(challenges=challenges)
+    errand._await_challenges(lambda _: None)
+    assert len(looked) == looks
 
 
 def test_the_status_of_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

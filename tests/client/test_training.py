@@ -5,11 +5,13 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import polo
+from polo.client.courier import LiveNonces
 from polo.client.enrolled import LiveEnrolment
 from polo.errors import ChainError, DistrustError, OutageError, RegistryError, TermsError
 from polo.prover.receiving import ReceiptWarning
@@ -162,6 +164,24 @@ def test_streaming_keeps_two_checkpoints_and_answers_challenges(
     for item in registry.uploads.values():
         assert len(item["data"]) == item["size"]
     accepted(proof.path, registry, task)
+
+
+@pytest.mark.parametrize(
+    ("said", "judged", "stuck"),
+    [
+        ({"state": "answered", "detail": ""}, False, ""),
+        ({"state": "answered", "detail": "another platform"}, False, "another platform"),
+        ({"state": "passed", "detail": "root as committed to"}, True, ""),
+    ],
+)
+def test_only_an_answer_that_cannot_be_judged_is_stuck(
+    said: dict[str, str], judged: bool, stuck: str
+) -> None:
+    nonces: Any = object.__new__(LiveNonces)
+    nonces._client = SimpleNamespace(challenge=lambda _: said)
+    delivery = SimpleNamespace(stuck="before")
+    assert nonces._is_judged(delivery, "ab" * 16) is judged
+    assert delivery.stuck.removeprefix("the registry could not check what was shown: ") == stuck
 
 
 @pytest.mark.parametrize("small", [True, False])

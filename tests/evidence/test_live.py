@@ -318,3 +318,4 @@ def test_more_than_the_terms_say_is_not_shown(timeline: Callable[..., Timeline])
     assert asking.immodest(challenge, newest) == ""
     greedy = replace(challenge, segments=places)
     assert f"asks for 10 segments; the terms for {most}" in asking.immodest(greedy, newest)
+    assert "with a tolerance" in asking.immodest(replace(challenge, ends=True), newest)

@@ -12,6 +12,7 @@ from polo_lab.baselines.initialisation import initialisation, kolmogorov_smirnov
 from polo_lab.baselines.job import Job, setting_of
 from polo_lab.baselines.trajectory import INDICES_FILE, RECORD_FILE
 from polo_lab.tasks import Cancer
+from polo_lab.training import DivergedError
 
 SETTINGS = {"task": "lab-cancer", "epochs": 3, "batch": 32, "rate": 0.05, "device": "cpu"}
 JOB = Job.of(SETTINGS)
@@ -185,6 +186,18 @@ def test_every_baseline_runs_under_plain_settings():
         assert row["verify_all"]["total_seconds"] > 0
         assert row["seconds"]["training"] > 0
         assert row["accuracy"] > 0.8
+        if method is pol_vanilla:
+            apart = row["verify_all"]["seconds"]["calibrating"]
+            assert row["calibrating_seconds"] > apart, "thresholds are there before it is verified"
+        if method is watermark_only:
+            own = row["seconds"]
+            assert row["generation_seconds"] > own["finishing"] + own["storing"], "and pressing"
+
+
+@pytest.mark.parametrize("method", [plain, pol_vanilla, chain])
+def test_a_training_that_diverges_has_no_accuracy(method):
+    with pytest.raises(DivergedError, match="no numbers"):
+        method.run({**SETTINGS, "rate": 1e5})
 
 
 def test_what_is_cited_says_so():

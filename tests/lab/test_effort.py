@@ -54,6 +54,7 @@ def test_an_honest_run_is_accepted_at_every_level(cases: Cases, task: str, tmp_p
     assert 0 < found.replayed < case.steps
     assert found.accuracy == pytest.approx(case.victim.accuracy, abs=1e-6)
     assert 0 < found.replaying < found.verifying
+    assert case.victim.waiting < case.victim.proving < case.victim.seconds
 
 
 @pytest.mark.slow

@@ -1,15 +1,16 @@
 """The harness: what is run, recorded, resumed and repeated; the command; tables and figures."""
 
 import json
+import os
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from polo.errors import CapacityError, MissingError
+from polo.errors import CapacityError, MissingError, PoloError
 from polo_lab.cli import answer
-from polo_lab.experiments import canvas, catalogue, harness, lines, machine
+from polo_lab.experiments import canvas, catalogue, harness, lines, machine, pool
 from polo_lab.experiments.chart import Chart, Series
 from polo_lab.experiments.experiment import Bench, Experiment, Measured
 from polo_lab.experiments.harness import Asked
@@ -112,6 +113,8 @@ def test_a_run_that_crashes_is_recorded_counts_and_is_tried_again(
     last = recorded(tmp_path)[-1]
     assert (last["ended"], last["note"]) == ("crashed", "RuntimeError: no room in …")
     assert "WRONG: group=1 seed=3" in capsys.readouterr().err
+    assert answer(["list", "--results", str(tmp_path)]) == 0
+    assert "3 of 4 runs" in capsys.readouterr().out
     sums.broken = False
     assert run(tmp_path) == 0
     assert [line["ended"] for line in recorded(tmp_path)][3:] == ["done"]
@@ -124,6 +127,30 @@ def test_a_line_that_was_cut_costs_that_run_alone(sums: Sums, tmp_path: Path) ->
     run(tmp_path)
     assert sums.measured == [0, 1, 2, 3, 3]
     assert len(recorded(tmp_path)) == 4
+
+
+def test_broken_lines_are_told_of(
+    sums: Sums, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "sums.jsonl"
+    lines.add(path, Line("sums", {"group": 0, "seed": 0}, lines.DONE, note="a\u2028b\u0085c"))
+    whole = path.read_bytes()
+    path.write_bytes(whole + '{"note":"η'.encode()[:-1] + b"\n<<<<<<< ours\n")
+    found = lines.read(path)
+    assert [line.note for line in found.lines] == ["a\u2028b\u0085c"]
+    assert found.broken == 2
+    run(tmp_path)
+    assert f"{path}: 2 broken lines are left out" in capsys.readouterr().err
+    assert sums.measured == [1, 2, 3]
+    assert lines.read(path).broken == 0
+
+
+def test_a_line_that_is_no_run_is_named(
+    sums: Sums, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "sums.jsonl").write_text('\n{"settings": {}, "colour": "red"}\n')
+    assert answer(["table", "sums", "--results", str(tmp_path)]) == 2
+    assert "sums.jsonl, line 2: is no recorded run" in capsys.readouterr().err
 
 
 def test_who_is_killed_loses_the_run_under_way_alone(
@@ -163,6 +190,24 @@ def test_missing_data_is_no_result(
     assert run(tmp_path) == 1
     assert not (tmp_path / "sums.jsonl").exists()
     assert "bring it" in capsys.readouterr().err
+
+
+def test_what_is_missing_is_said_once_and_what_to_do_then(
+    sums: Sums, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = harness.find("sums")
+
+    def missing(settings: Settings, bench: Bench) -> Measured:
+        raise MissingError("CIFAR-10 is not here", advice="bring it")
+
+    monkeypatch.setattr(harness, "find", lambda _: Experiment(
+        "sums", "", own.units, missing, own.tables, group=("group",)
+    ))  # fmt: skip
+    assert run(tmp_path) == 1
+    told = capsys.readouterr()
+    assert told.err.count("bring it") == 2, "once for each of two groups"
+    assert "sums: nothing was done" in told.out
+    assert "4 runs are left; run the same command again when what they miss is there" in told.out
 
 
 def test_a_training_that_diverges_is_recorded_as_such(
@@ -219,6 +264,51 @@ def test_the_command_runs_shows_and_draws(
     for form, begin in (("svg", b"<svg"), ("png", b"\x89PNG")):
         assert answer(["figure", "sums", "--format", form, *where]) == 0
         assert (tmp_path / "figures" / f"sums.{form}").read_bytes().startswith(begin)
+
+
+def test_settings_that_no_run_has_are_named(
+    sums: Sums, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ["--results", str(tmp_path)]
+    for only, told in (
+        (["bits=1"], "its settings are group, seed"),
+        (["seed=9"], "seed may be 0, 1, 2, 3"),
+        (["seed=0", "group=1"], "seed may be 0, 1, 2, 3; group may be 0, 1"),
+        (["seed=0", "seed=1"], "a setting twice"),
+    ):
+        assert answer(["run", "sums", *where, *(w for one in only for w in ("--only", one))]) == 2
+        assert told in capsys.readouterr().err
+    assert answer(["run", "all", "--only", "bits=1", *where]) == 2
+    assert "no experiment has runs with bits=1" in capsys.readouterr().err
+    assert answer(["run", "all", "--only", "seed=0", *where]) == 0
+    assert sums.measured == [0]
+
+
+@pytest.mark.parametrize("option", ["--workers", "--minutes"])
+def test_less_than_nothing_is_refused(
+    sums: Sums, tmp_path: Path, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert answer(["run", "sums", "--results", str(tmp_path), f"{option}=-1"]) == 2
+    assert option in capsys.readouterr().err
+    assert sums.measured == []
+
+
+def test_who_stops_it_is_told_that_nothing_is_lost(
+    sums: Sums, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(harness, "run", stopped)
+    assert answer(["run", "sums", "--results", str(tmp_path)]) == 130
+    assert "what was done is recorded" in capsys.readouterr().err
+
+
+def test_a_process_that_is_killed_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(pool, "_prepare", os.getpid)
+    with pytest.raises(PoloError, match="a process was killed"):
+        list(pool.measured(os._exit, [3, 3], workers=1, deadline=float("inf")))
 
 
 def test_an_unknown_experiment_is_named(capsys: pytest.CaptureFixture[str]) -> None:

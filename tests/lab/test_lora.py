@@ -207,4 +207,6 @@ def test_recorded_runs_become_tables() -> None:
     assert "2 of 2 | no |" in text
     assert "random weights in the shape of Llama-3.1-8B" in text
     assert "| 8b | letters | full replay | – | 3.5000 | – | 30.00 s | – | 30.00 s |" in text
+    assert "| 8b | letters | signed | 512 | 3.5000 | 66.7 % | 33.00 s | 3.60 s | 2.00 s |" in text
+    assert "| LLaMA-3.1-8B | allenai/wildchat | polo | 512 | 1.1951 | 37.5 % | 81.18 min |" in text
     assert list(llm_report.sections(Recording())) == []

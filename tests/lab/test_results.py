@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from polo.errors import PoloError
 from polo_lab.experiments import effort_report, escapes, lines, pages
 from polo_lab.experiments.effort_rows import ERROR, Row
 from polo_lab.experiments.lines import Line, Recording
@@ -115,6 +116,12 @@ def test_honest_alarms_are_counted() -> None:
 def test_the_page_is_what_was_recorded() -> None:
     page = pages.results_page()
     assert (pages.FOLDER / "results.md").read_text(encoding="utf-8") == page, "run polo-lab docs"
+
+
+def test_pages_are_not_written_of_nothing(tmp_path: Path) -> None:
+    with pytest.raises(PoloError, match="no recorded runs"):
+        pages.write(tmp_path / "typo", tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_allowance_is_said_on_the_page() -> None:

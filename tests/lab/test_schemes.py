@@ -141,6 +141,12 @@ def test_the_page_shows_what_was_refused() -> None:
     assert "| fedipr | 256 |" not in page.partition("## Small")[2]
 
 
+def test_a_training_that_diverged_is_no_row_of_a_table() -> None:
+    lost = Line("schemes", MARKED.settings(), lines.DIVERGED, note="the loss is nan")
+    page = schemes_report.page({"small": Recording([line_of(UNMARKED), lost], [RUN])})
+    assert "- ednn, 256 bits at 0.125: the loss is nan" in page
+
+
 def test_the_page_is_what_was_recorded() -> None:
     page = (pages.FOLDER / "schemes.md").read_text(encoding="utf-8")
     assert page == pages.schemes_page(), "run polo-lab docs"

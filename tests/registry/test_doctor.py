@@ -14,7 +14,15 @@ from sqlalchemy import insert, update
 from polo.cli import run
 from polo.registry.objects import key_of
 from polo.registry.operations.doctor import BAD, OK, WARNING, examine
-from polo.registry.schema import commitments, enrolments, jobs, log_heads, log_leaves, objects
+from polo.registry.schema import (
+    challenges,
+    commitments,
+    enrolments,
+    jobs,
+    log_heads,
+    log_leaves,
+    objects,
+)
 
 
 @pytest.fixture
@@ -142,6 +150,16 @@ def test_stuck_work(registry):
     lines = [line for line in found(registry) if line.about == "jobs"]
     assert [line.state for line in lines] == [WARNING] * 3
     assert all(line.found.startswith("1 verify") and line.advice for line in lines)
+
+
+def test_stuck_answers(registry, chain):
+    row = {"id": "ab" * 16, "enrolment": chain.id, "kind": "replay", "shard": 1, "record": b"{}"}
+    row |= {"state": "answered", "detail": "another platform", "made": 1, "due": 1}
+    with registry.database.begin() as connection:
+        connection.execute(insert(challenges).values(row))
+    (line,) = [line for line in found(registry) if line.about == "challenges"]
+    assert (line.state, line.found[:6]) == (WARNING, "1 have")
+    assert "operator's page" in line.advice
 
 
 def test_a_clock_that_is_behind(registry, chain, clock):

@@ -537,7 +537,8 @@ def test_given_up(run: Any, registry: Registry, tmp_path: Path) -> None:
     assert not file.exists()
     work.give_up(registry, asked.id, "the machine burned down")
     with registry.database.read() as connection:
-        assert service.get(connection, asked.id).state == "broken"
+        done = service.get(connection, asked.id)
+    assert (done.state, done.result) == ("broken", {"problem": "the scan failed, again and again"})
 
 
 def test_a_process_of_its_own_says_what_is_wrong_and_not_where(

@@ -107,22 +107,13 @@ class TestDawdlers:
         assert httpx2.get(f"{served}/readyz", timeout=10).status_code == 200
 
 
-class TestSizes:
-    """Clients that send too much."""
+class TestEndless:
+    """Clients that do not say how much they send."""
 
     @pytest.fixture
     def settings(self, settings):
         """Time for the slowest machine: here it is the size that must be refused."""
         return replace(settings, body_seconds=60, header_seconds=60)
-
-    def test_a_body_that_says_it_is_too_large(self, served):
-        answer = httpx2.post(f"{served}/v1/identities", content=b"x" * 10_001)
-        assert (answer.status_code, answer.json()["code"]) == (413, "body.too-large")
-
-    def test_it_is_not_waited_for(self, served):
-        with connect(served) as connection:
-            connection.sendall(POST + b"Content-Length: 10001\r\n\r\n")
-            assert problem_in(read_all(connection))["code"] == "body.too-large"
 
     def test_a_body_that_does_not_say_so(self, served, registry):
         sent = 0
@@ -146,6 +137,19 @@ class TestSizes:
             time.sleep(0.01)
         assert refused.get() == 1
 
+
+class TestSizes:
+    """Clients that send too much."""
+
+    def test_a_body_that_says_it_is_too_large(self, served):
+        answer = httpx2.post(f"{served}/v1/identities", content=b"x" * 10_001)
+        assert (answer.status_code, answer.json()["code"]) == (413, "body.too-large")
+
+    def test_it_is_not_waited_for(self, served):
+        with connect(served) as connection:
+            connection.sendall(POST + b"Content-Length: 10001\r\n\r\n")
+            assert problem_in(read_all(connection))["code"] == "body.too-large"
+
     def test_an_endless_head(self, served):
         sent = 0
         with connect(served) as connection, contextlib.suppress(OSError):
@@ -161,6 +165,7 @@ class TestSizes:
             b"\x00\xff\xfe\r\n\r\n",
             b"GET / HTTP/9.9\r\n\r\n",
             POST + b"Content-Length: -5\r\n\r\n",
+            POST + b"Content-Length: " + b"0" * 5000 + b"1\r\n\r\nx",
             POST + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\nx",
             POST + b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
         ],

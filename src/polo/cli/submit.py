@@ -291,12 +291,13 @@ class _Errand:
         from polo.client.closing import awaited
 
         def look() -> dict[str, Any]:
-            states = [
-                asked.get("state")
+            judging = any(
+                asked.get("state") == "open"
+                # With a word about it, it could not be checked, and waiting does not help.
+                or (asked.get("state") == "answered" and not asked.get("detail"))
                 for asked in self._client.challenges(self._enrolment.id)
                 if asked.get("kind") == "checkpoint"
-            ]
-            judging = states.count("answered") + states.count("open")
+            )
             return {"state": "running" if judging else "done", "progress": "judging checkpoints"}
 
         awaited(look, tell, seconds=self._wait)

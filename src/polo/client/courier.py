@@ -110,17 +110,18 @@ class LiveNonces:
                     self._say(delivery, str(error))
                     pause = max(next(waits), error.retry_after)
                 else:
-                    self.trouble = ""
                     if answer:
+                        self.trouble = ""
                         future.set_result(answer)
                         return
+                    self._say(delivery, delivery.stuck)
                     waits, pause = BACKOFF.waits(), next(looks)
                 self._stopped.wait(pause)
         except BaseException as error:
             future.set_exception(error)
 
     def _say(self, delivery: "_Delivery", trouble: str) -> None:
-        if not self.trouble:
+        if trouble and not self.trouble:
             logger.info("shard %d is not committed yet: %s", delivery.number, trouble)
         self.trouble = trouble
 
@@ -135,7 +136,7 @@ class LiveNonces:
             delivery.opening_due = False
         if delivery.replay and not self._showed(delivery, *delivery.replay):
             return None
-        if delivery.waits_for and not self._is_judged(delivery.waits_for):
+        if delivery.waits_for and not self._is_judged(delivery, delivery.waits_for):
             return None
         answer = self._committed(delivery)
         delivery.attached = False
@@ -218,17 +219,20 @@ class LiveNonces:
         delivery.replay = None
         return True
 
-    def _is_judged(self, challenge: str) -> bool:
+    def _is_judged(self, delivery: "_Delivery", challenge: str) -> bool:
         """Whether an answer was judged; refuses to wait for a receipt that will not come."""
         said = self._client.challenge(challenge)
-        if said.get("state") == "failed":
+        state, detail = said.get("state"), str(said.get("detail") or "")[:300]
+        if state == "failed":
             raise RegistryError(
-                f"its challenge ended badly: {str(said.get('detail', ''))[:300]}",
+                f"its challenge ended badly: {detail}",
                 code="challenge.failed",
                 place=self._client.url,
                 advice="The chain has failed there, and gets no more receipts.",
             )
-        return said.get("state") == "passed"
+        stuck = state == "answered" and detail
+        delivery.stuck = f"the registry could not check what was shown: {detail}" if stuck else ""
+        return state == "passed"
 
     def _bring(self, delivery: "_Delivery", kind: str) -> str:
         return self._client.upload(
@@ -261,4 +265,5 @@ class _Delivery:
         small = opening is not None and opening.size <= ATTACHED
         self.attached = self.opening_due and small
         self.waits_for = ""
+        self.stuck = ""
         self.replay: tuple[str, Future[Path]] | None = None

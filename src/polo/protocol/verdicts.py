@@ -68,6 +68,23 @@ class Asked(Record):
 
 
 @dataclass(frozen=True)
+class Others(Record):
+    """How many other chains of the same identity came to no good end at this registry, or may.
+
+    Attributes:
+        failed: Failed a challenge, or were withdrawn in view of one.
+        withdrawn: Were withdrawn with shards committed to.
+        stuck: Have an answer that the registry could not check.
+        waiting: Have a challenge that is not answered, or not checked, yet.
+    """
+
+    failed: int = of(Integer(0, MAX_SAFE_INTEGER))
+    withdrawn: int = of(Integer(0, MAX_SAFE_INTEGER))
+    stuck: int = of(Integer(0, MAX_SAFE_INTEGER))
+    waiting: int = of(Integer(0, MAX_SAFE_INTEGER))
+
+
+@dataclass(frozen=True)
 class SignedVerdict(SignedRecord):
     """A verdict, signed by the issuer of the enrolment.
 
@@ -81,6 +98,7 @@ class SignedVerdict(SignedRecord):
         checks: The checks, in the order they were made.
         left_out: Passed checks that are not listed, since there were too many.
         challenges: What the registry drew, and how it ended.
+        others: What became of the identity's other chains: who is caught early can begin again.
         report: SHA-256 of the page that shows all of it; null if there is none.
         version: Release of PoLO that verified.
         time: Seconds since 1970.
@@ -99,6 +117,7 @@ class SignedVerdict(SignedRecord):
     checks: tuple[CheckRecord, ...] = of(ListOf(Nested(CheckRecord), MAX_CHECKS))
     left_out: int = of(Integer(0, MAX_SAFE_INTEGER))
     challenges: tuple[Asked, ...] = of(ListOf(Nested(Asked), 2 * MAX_SHARDS))
+    others: Others = of(Nested(Others))
     report: bytes | None = of(Nullable(Bytes(32)))
     version: str = of(Text(64))
     time: int = of(Integer(0, MAX_SAFE_INTEGER))

@@ -128,5 +128,6 @@ def _same_log(connection: Connection, origin: str) -> None:
         raise StoreError(
             f"the log in this database is {name!r}, not {origin!r}",
             place="setting origin",
-            advice=f"Set origin to {name!r}; public_url may change, a log's name never.",
+            advice=f"Give what the registry was first started with, or --set origin={name}; "
+            "public_url may change, a log's name never.",
         )

@@ -211,8 +211,9 @@ challenges = Table(
     Column("answer", String(64)),  # object that holds it
     Column("detail", Text, nullable=False),
     Column("made", BigInteger, nullable=False),
-    Column("due", BigInteger, nullable=False, index=True),
+    Column("due", BigInteger, nullable=False),
     Column("ended", BigInteger),
+    Index("ix_challenges_state_due", "state", "due"),
 )
 
 verifications = Table(

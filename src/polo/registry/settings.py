@@ -62,7 +62,9 @@ class Settings:
         verify_accuracy: Which checkpoints a verification tests: `all`, `sample` or `none`.
         verify_environment: Names of further variables of the environment that tasks need.
         max_found: Largest file in bytes that a stranger may have scanned on the pages.
-        max_enrolments: Open enrolments that one identity may have.
+        max_enrolments: Enrolments, open or of the last day, that one identity may have.
+        max_failed: Chains of one identity that may have failed or be stuck before it is enrolled
+            no more.
         token_days: Days that a token is good for, unless it is made for fewer.
         session_hours: Hours after which a person signs in again.
         trusted_proxies: Addresses or networks whose `X-Forwarded-For` is believed.
@@ -98,6 +100,7 @@ class Settings:
     verify_environment: tuple[str, ...] = ()
     max_found: int = 8 * 1024 * MIB
     max_enrolments: int = 1000
+    max_failed: int = 20
     token_days: int = 90
     session_hours: int = 12
     trusted_proxies: tuple[str, ...] = ()

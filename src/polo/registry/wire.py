@@ -48,6 +48,7 @@ SMALL = 8 * 1024
 SLOWEST = 64 * 1024
 """Bytes a second that a body may come slower than only for its first `body_seconds`."""
 
+_MOST_DIGITS = 20
 _CONTROL = re.compile(r"[\x00-\x1f]")
 _FORWARDED_ID = re.compile(r"[A-Za-z0-9-]{8,32}")
 _UPLOADS = (
@@ -148,7 +149,8 @@ class _Exchange:
     def _measure(self) -> None:
         """Refuse a body that says itself that it is too large."""
         length = self.headers.get(b"content-length", b"0")
-        if length.isdigit() and int(length) > self.most:
+        # Python refuses to read numbers of thousands of digits, zeros in front included.
+        if length.isdigit() and (len(length) > _MOST_DIGITS or int(length) > self.most):
             raise self._too_large()
 
     async def receive(self) -> Message:

@@ -6,11 +6,13 @@ an array, so that one statement, whose text is always the same, takes any number
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from sqlalchemy import Connection, Dialect, Integer, LargeBinary, String, Table
 from sqlalchemy.engine import CursorResult
+from sqlalchemy.exc import OperationalError
 
 from polo.registry.columns import Numbers, Octets, Words
 
@@ -24,6 +26,22 @@ _ARRAYS = (
     (String, "text[]", Words),
     (Integer, "bigint[]", Numbers),
 )
+
+
+@contextmanager
+def together(connection: Connection) -> Iterator[None]:
+    """Wait once for all that is written inside, not for each statement; nothing is read there."""
+    driver = connection.connection.driver_connection
+    if connection.dialect.name == "sqlite" or driver is None:
+        yield
+        return
+    failed = connection.dialect.loaded_dbapi.OperationalError
+    try:
+        with driver.pipeline():
+            yield
+    except failed as error:
+        # What the driver says at the end of it all, the callers know in SQLAlchemy's words.
+        raise OperationalError(None, None, error) from error
 
 
 def add_all(connection: Connection, table: Table, rows: Rows) -> None:

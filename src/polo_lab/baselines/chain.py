@@ -8,6 +8,8 @@ from typing import Any
 import torch
 
 import polo
+from polo.errors import WeightsError
+from polo.evidence.replay.stepping import Stepper
 from polo.protocol.records import Terms
 from polo.prover import Proof
 from polo.verifier import Outcome
@@ -63,9 +65,7 @@ def prove(job: Job, setting: Setting, folder: Path) -> Chained:
         with clock.phase("training"):
             prover = polo.Prover(issued, key=owner, store=folder)
             with prover.attach(model, stepper.optimizer, evaluate=lambda: job.evaluate(model)):
-                for epoch in range(job.epochs):
-                    job.train(stepper, epoch * job.pass_steps, (epoch + 1) * job.pass_steps)
-                    prover.end_epoch()
+                _train(job, stepper, prover)
             proof = prover.finish()
         accuracy = job.evaluate(model)
     spent = {"embedding": prover.timings.embedding, "sealing": prover.timings.sealing}
@@ -73,6 +73,18 @@ def prove(job: Job, setting: Setting, folder: Path) -> Chained:
     accuracies = [shard.metrics[metric] / 1_000_000 for shard in proof.manifest.shards]
     stored = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     return Chained(model, proof, issuer, terms, clock.seconds, spent, accuracies, accuracy, stored)
+
+
+def _train(job: Job, stepper: Stepper, prover: polo.Prover) -> None:
+    """All epochs, each of which may end in a shard."""
+    for first in range(0, job.steps, job.pass_steps):
+        job.train(stepper, first, first + job.pass_steps)
+        try:
+            prover.end_epoch()
+        except WeightsError:
+            # Provers refuse weights that are no numbers; for whoever measures that is a result.
+            job.check_finite(stepper.model)
+            raise
 
 
 def verify(made: Chained, job: Job, accuracy: str) -> Verdict:

@@ -27,6 +27,7 @@ from polo.evidence.replay.stepping import Batch, Stepper
 from polo.protocol.digest import tagged, u64
 from polo_lab.effort.training import LabTask
 from polo_lab.schemes.training import Setting
+from polo_lab.training import DivergedError
 
 Indices = list[NDArray[np.int64]]
 """The samples of each step."""
@@ -163,8 +164,15 @@ class Job:
             yield {name: values[part] for name, values in self.columns.items()}
 
     def evaluate(self, model: torch.nn.Module) -> float:
-        """The task's metric of a model."""
+        """The task's metric of a model, unless its training has diverged."""
+        self.check_finite(model)
         return self.lab_task.evaluate(model)
+
+    def check_finite(self, model: torch.nn.Module) -> None:
+        """Raise DivergedError if weights are no numbers any more."""
+        finite = [parameter.isfinite().all() for parameter in model.parameters()]
+        if not bool(torch.stack(finite).all()):
+            raise DivergedError("weights are no numbers any more", advice="Lower the rate.")
 
     def train(
         self,

@@ -41,9 +41,6 @@ from polo_lab.baselines.verdict import Verdict
 
 METHOD = "pol-vanilla"
 
-_CALIBRATED = 2
-"""Segments that thresholds are taken from: the first and the last, or more in between."""
-
 
 def prove(job: Job, folder: Path) -> Recorded:
     """Train, and keep a checkpoint every k steps."""
@@ -84,10 +81,28 @@ def verify(path: Path, job: Job, options: Options | None = None) -> Verdict:
         return Verdict(False, [str(error)], clock.seconds)
 
 
+def calibrated(path: Path, job: Job, *, elsewhere: bool | None = None) -> Distances:
+    """Thresholds from honest repetition of the first segment and the last.
+
+    Args:
+        path: The folder that the prover handed over.
+        job: Task and data that were agreed on.
+        elsewhere: Whether to allow for the rounding of another machine; None if the record says
+            that there was one.
+    """
+    with job.settled():
+        trajectory = Trajectory(path, job)
+        if elsewhere is None:
+            elsewhere = trajectory.platform != job.platform
+        ends = sorted({0, len(trajectory.spans) - 1})
+        return thresholds(calibrate(trajectory, trajectory.stepper(), ends, elsewhere=elsewhere))
+
+
 class _Verification:
     """One verification."""
 
     def __init__(self, path: Path, job: Job, options: Options, clock: Clock) -> None:
+        self._path = path
         self._job = job
         self._options = options
         self._clock = clock
@@ -109,7 +124,9 @@ class _Verification:
         with clock.phase("choosing"):
             segments = self._chosen()
         with clock.phase("calibrating"):
-            allowed = self._options.allowed or self._calibrated()
+            allowed = self._options.allowed or calibrated(
+                self._path, job, elsewhere=self._options.elsewhere
+            )
         found = [self._replayed(segment) for segment in segments]
         reasons += _too_far(found, segments, allowed)
         figures = {
@@ -148,15 +165,6 @@ class _Verification:
 
     def _weights(self, at: int) -> torch.Tensor:
         return weights(self._stepper, self._trajectory.model(at, self._stepper))
-
-    def _calibrated(self) -> Distances:
-        count = len(self._trajectory.spans)
-        ends = {at * (count - 1) // max(1, _CALIBRATED - 1) for at in range(_CALIBRATED)}
-        elsewhere = self._options.elsewhere
-        if elsewhere is None:
-            elsewhere = self._trajectory.platform != self._job.platform
-        found = calibrate(self._trajectory, self._stepper, sorted(ends), elsewhere=elsewhere)
-        return thresholds(found)
 
     def _replayed(self, segment: int) -> Distances:
         """How far a segment comes out from where the prover says."""
@@ -200,16 +208,23 @@ def run(settings: Mapping[str, Any], folder: Path | None = None) -> dict[str, An
         folder: Where to write; by default nothing is left.
     """
     job, top = Job.of(settings), int(settings.get("top", 1))
+    clock = Clock(job.where)
     with room(folder) as own:
         made = prove(job, own / METHOD)
-        full = verify(made.path, job, Options(elsewhere=settings.get("elsewhere")))
-        allowed = full.figures.get("thresholds")
-        sampled = verify(made.path, job, Options(top, allowed))
+        # Counted apart: the verifier of the original has its thresholds beforehand.
+        with clock.phase("calibrating"):
+            allowed = calibrated(made.path, job, elsewhere=settings.get("elsewhere"))
+        looks = Options(0, allowed), Options(top, allowed)
+        full, sampled = (verify(made.path, job, look) for look in looks)
 
         def judge(cheated: Cheated) -> tuple[Verdict, Verdict]:
             path = cheated.recorded.path
-            looks = (Options(0, allowed), Options(top, allowed))
             return verify(path, job, looks[0]), verify(path, job, looks[1])
 
         found = judged(job, own, judge, hashed=False) if settings.get("cheats") else {}
-    return {**proved(METHOD, job, made), **checked(full, sampled), "cheats": found}
+    return {
+        **proved(METHOD, job, made),
+        **checked(full, sampled),
+        "calibrating_seconds": clock.total(),
+        "cheats": found,
+    }

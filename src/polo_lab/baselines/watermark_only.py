@@ -5,6 +5,7 @@ finished at its end. Its seed is the owner's secret; whoever shows it can have t
 is no chain, no checkpoint and no noise, and nothing says when the mark came to be.
 """
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,7 @@ class Marked:
     Attributes:
         path: The folder that holds the model.
         seconds: Raw seconds by phase: `training` with pressing in it, `finishing`, `storing`.
+        pressing: Seconds of training that pressing took, on the host.
         accuracy: The task's metric.
         eta: Detection rate after training, before the finishing step.
         stored: Bytes of the model.
@@ -44,9 +46,15 @@ class Marked:
 
     path: Path
     seconds: dict[str, float]
+    pressing: float
     accuracy: float
     eta: float
     stored: int
+
+    @property
+    def generation(self) -> float:
+        """Seconds beyond training."""
+        return self.pressing + sum(self.seconds.values()) - self.seconds["training"]
 
 
 def secret_of(seed: int) -> bytes:
@@ -70,9 +78,14 @@ def prove(job: Job, setting: Setting, secret: bytes, folder: Path) -> Marked:
         carrier = carrier_of(terms, stepper.layout)
         embedder = Embedder(terms, carrier, secret, parameters_of(stepper.model))
 
+        pressing = 0.0
+
         def pressed(step: int, scale: torch.Tensor | float) -> None:
+            nonlocal pressing
             if step % terms.scheme.every == 0:
+                began = time.perf_counter()
                 embedder.add_gradient(scale)
+                pressing += time.perf_counter() - began
 
         with clock.phase("training"):
             job.train(stepper, 0, job.steps, pressed=pressed)
@@ -84,7 +97,7 @@ def prove(job: Job, setting: Setting, secret: bytes, folder: Path) -> Marked:
             write_checkpoint(checkpoint_of(stepper.model), file.write)
         accuracy = job.evaluate(stepper.model)
     stored = (folder / MODEL_FILE).stat().st_size
-    return Marked(folder, clock.seconds, accuracy, before.eta, stored)
+    return Marked(folder, clock.seconds, pressing, accuracy, before.eta, stored)
 
 
 def verify(path: Path, job: Job, terms: Terms, secret: bytes) -> Verdict:
@@ -144,7 +157,7 @@ def run(settings: Mapping[str, Any], folder: Path | None = None) -> dict[str, An
         "accuracy": made.accuracy,
         "steps": job.steps,
         "seconds": made.seconds,
-        "generation_seconds": sum(made.seconds.values()) - made.seconds["training"],
+        "generation_seconds": made.generation,
         "eta_before_finish": made.eta,
         "bytes_stored": made.stored,
         "verify_all": found.row(),

@@ -1,4 +1,4 @@
-"""Zero-knowledge proof of training (Kaizen): figures that others published, none measured here."""
+"""Zero-knowledge proof of training (Kaizen): figures from elsewhere, none measured here."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass

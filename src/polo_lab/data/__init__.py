@@ -42,51 +42,23 @@ class Source:
         return bool(self.scale)
 
 
-def _digits(name: str, title: str, channels: int, side: int) -> Callable[[], Dataset]:
-    return partial(digits.enlarged, name, title, channels, side)
+def _pictures(
+    name: str,
+    title: str,
+    read: Callable[[], Dataset],
+    shape: tuple[int, int, int],
+    classes: int,
+    *scale: tuple[float, ...],
+) -> tuple[str, Source]:
+    """Pictures; digits, enlarged, stand in for them."""
+    channels, side, _ = shape
+    instead = partial(digits.enlarged, name, title, channels, side)
+    return name, Source(read, instead, shape, classes, scale)
 
 
 _SOURCES = {
     "agnews": Source(agnews.load, agnews.stand_in, (agnews.LENGTH,), len(agnews.CLASSES)),
-    "cifar10": Source(
-        cifar.cifar10,
-        _digits("cifar10", "CIFAR-10", 3, 32),
-        (3, 32, 32),
-        10,
-        ((125.31, 122.95, 113.87), (62.99, 62.09, 66.70)),
-    ),
-    "cifar100": Source(
-        cifar.cifar100,
-        _digits("cifar100", "CIFAR-100", 3, 32),
-        (3, 32, 32),
-        100,
-        ((129.30, 124.07, 112.43), (68.17, 65.39, 70.42)),
-    ),
     "digits": Source(digits.load, digits.load, (1, 8, 8), 10, ((4.88,), (6.02,))),
-    "fashion-mnist": Source(
-        idx.fashion_mnist,
-        _digits("fashion-mnist", "Fashion-MNIST", 1, 28),
-        (1, 28, 28),
-        10,
-        ((72.94,), (90.02,)),
-    ),
-    "mnist": Source(
-        idx.mnist, _digits("mnist", "MNIST", 1, 28), (1, 28, 28), 10, ((33.32,), (78.57,))
-    ),
-    "tinyimagenet": Source(
-        tinyimagenet.whole,
-        _digits("tinyimagenet", "TinyImageNet", 3, 64),
-        (3, 64, 64),
-        200,
-        ((122.40, 114.27, 101.42), (70.52, 68.62, 71.88)),
-    ),
-    "tinyimagenet100": Source(
-        tinyimagenet.reduced,
-        _digits("tinyimagenet100", "TinyImageNet-100/32", 3, 32),
-        (3, 32, 32),
-        100,
-        ((120.99, 113.81, 99.91), (64.96, 62.53, 65.50)),
-    ),
     "wikitext2": Source(
         text.wikitext2,
         text.stand_in,
@@ -94,7 +66,19 @@ _SOURCES = {
         text.VOCABULARY,
         label_shape=(text.LENGTH,),
     ),
-}
+} | dict((
+    _pictures("cifar10", "CIFAR-10", cifar.cifar10, (3, 32, 32), 10,
+              (125.31, 122.95, 113.87), (62.99, 62.09, 66.70)),
+    _pictures("cifar100", "CIFAR-100", cifar.cifar100, (3, 32, 32), 100,
+              (129.30, 124.07, 112.43), (68.17, 65.39, 70.42)),
+    _pictures("fashion-mnist", "Fashion-MNIST", idx.fashion_mnist, (1, 28, 28), 10,
+              (72.94,), (90.02,)),
+    _pictures("mnist", "MNIST", idx.mnist, (1, 28, 28), 10, (33.32,), (78.57,)),
+    _pictures("tinyimagenet", "TinyImageNet", tinyimagenet.whole, (3, 64, 64), 200,
+              (122.40, 114.27, 101.42), (70.52, 68.62, 71.88)),
+    _pictures("tinyimagenet100", "TinyImageNet-100/32", tinyimagenet.reduced, (3, 32, 32), 100,
+              (120.99, 113.81, 99.91), (64.96, 62.53, 65.50)),
+))  # fmt: skip
 
 
 def names() -> list[str]:

@@ -41,7 +41,7 @@ def missing(title: str, where: str) -> MissingError:
     return MissingError(
         f"{title} is not here",
         advice=f"Let POLO_DATA name the folder that holds {where}; see docs/laboratory.md. To try "
-        "things out, ask for the small stand-in instead (fallback).",
+        "things out, take the small stand-in (load(…, fallback=True), polo-lab run NAME --quick).",
     )
 
 

@@ -7,12 +7,12 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from polo.errors import CapacityError, MissingError, TermsError
+from polo.errors import CapacityError, MissingError, PoloError, TermsError
 from polo_lab.experiments import lines, machine, pool
 from polo_lab.experiments.catalogue import find
 from polo_lab.experiments.experiment import Bench, Experiment, Refusal
@@ -50,10 +50,18 @@ class Asked:
 
 
 def run(experiment: Experiment, asked: Asked) -> int:
-    """Measure what is not recorded yet; 1 if a run crashed, came out wrong, or is left to do."""
+    """Measure what is not recorded yet; 1 if a run crashed, came out wrong, or is left to do.
+
+    Raises:
+        PoloError: No run has the settings that were asked for.
+    """
     out = lines.path_of(experiment.lines, asked.place)
-    units = [unit for unit in experiment.units(asked.quick) if _chosen(unit, asked.only or {})]
-    pending = units if asked.rerun else _missing(units, lines.read(out).lines)
+    units, known = chosen(experiment, asked), lines.read(out)
+    if asked.only and not units:
+        raise _unknown(experiment, asked)
+    if known.broken:
+        print(f"{out}: {known.broken} broken lines are left out", file=sys.stderr)
+    pending = units if asked.rerun else _missing(units, known.lines)
     groups = _grouped(experiment, pending)
     deadline = time.monotonic() + 60 * asked.minutes if asked.minutes else float("inf")
     workers = experiment.workers if asked.workers is None else asked.workers
@@ -66,14 +74,25 @@ def run(experiment: Experiment, asked: Asked) -> int:
         whole = find(experiment.lines)
         every = (*whole.units(False), *whole.units(True))
         lines.tidy(out, [lines.key_of(unit) for unit in every])
-    return _summary(experiment, done, len(pending) - len(done))
+    late = time.monotonic() > deadline
+    return _summary(experiment, done, left=len(pending) - len(done), late=late)
+
+
+def chosen(experiment: Experiment, asked: Asked) -> list[Settings]:
+    """The runs that have the settings that were asked for."""
+    wanted = asked.only or {}
+    return [
+        unit
+        for unit in experiment.units(asked.quick)
+        if all(name in unit and str(unit[name]) == value for name, value in wanted.items())
+    ]
 
 
 def measure(
     name: str, group: Sequence[Settings], *, out: Path, quick: bool, deadline: float
 ) -> list[Line]:
     """Measure the runs of one bench; each is written down when it is done."""
-    experiment, found = find(name), []
+    experiment, found, missed = find(name), [], ""
     with tempfile.TemporaryDirectory(prefix="polo-lab-") as temporary:
         bench = Bench(Path(temporary), quick)
         for settings in group:
@@ -83,7 +102,9 @@ def measure(
                 line = _line(experiment, settings, bench)
             except MissingError as error:
                 # Without data or a package nothing can be measured: that is no result.
-                print(f"{lines.key_of(settings)}: {error.diagnostics()}", file=sys.stderr)
+                if str(error) != missed:
+                    print(f"{lines.key_of(settings)}: {error.diagnostics()}", file=sys.stderr)
+                missed = str(error)
                 continue
             lines.add(out, line)
             print(_told(line), flush=True)
@@ -123,8 +144,22 @@ def _line(experiment: Experiment, settings: Settings, bench: Bench) -> Line:
     )
 
 
-def _chosen(unit: Settings, only: Mapping[str, str]) -> bool:
-    return all(str(unit.get(name)) == value for name, value in only.items())
+def _unknown(experiment: Experiment, asked: Asked) -> PoloError:
+    """The error for settings that no run has, with what there is."""
+    wanted, values = asked.only or {}, dict[str, dict[str, None]]()
+    for unit in experiment.units(asked.quick):
+        for name, value in unit.items():
+            values.setdefault(name, {})[str(value)] = None
+    told = ", ".join(f"{name}={value}" for name, value in wanted.items())
+    advice = f"its settings are {', '.join(values)}"
+    if wanted.keys() <= values.keys():
+        advice = "; ".join(f"{name} may be {_some(values[name])}" for name in wanted)
+    return PoloError(f"no run of {experiment.name} has {told}", advice=advice)
+
+
+def _some(values: Iterable[str], most: int = 20) -> str:
+    shown = list(values)
+    return ", ".join(shown[:most]) + (" and others" if len(shown) > most else "")
 
 
 def _missing(units: Sequence[Settings], known: Sequence[Line]) -> list[Settings]:
@@ -153,15 +188,17 @@ def _shown(line: Line) -> Iterator[str]:
     yield f"{line.took:.1f} s"
 
 
-def _summary(experiment: Experiment, done: Sequence[Line], left: int) -> int:
+def _summary(experiment: Experiment, done: Sequence[Line], *, left: int, late: bool) -> int:
     counts = Counter(line.ended for line in done)
     told = ", ".join(f"{count} {ended}" for ended, count in sorted(counts.items()))
-    print(f"{experiment.name}: {told or 'nothing was left to do'}")
+    nothing = "nothing was done" if left else "nothing was left to do"
+    print(f"{experiment.name}: {told or nothing}")
     wrong = [(line, why) for line in done if (why := _wrong(experiment, line))]
     for line, why in wrong:
         print(f"WRONG: {line.key}: {why}", file=sys.stderr)
     if left:
-        print(f"{left} runs are left; run the same command again")
+        when = "" if late else " when what they miss is there"
+        print(f"{left} runs are left; run the same command again{when}")
     return int(bool(wrong or left))
 
 

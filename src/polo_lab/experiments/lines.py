@@ -6,15 +6,20 @@ Whatever is shown anywhere is made of these lines and of nothing else.
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from polo.errors import FormatError
 from polo.storage import atomic
 
-FOLDER = Path(__file__).parents[3] / "results"
-"""Where recorded runs lie in a checkout."""
+_CHECKOUT = Path(__file__).parents[3]
+ROOT = _CHECKOUT if (_CHECKOUT / "pyproject.toml").exists() else Path()
+"""The checkout; of an installed package the folder that the command runs in."""
+
+FOLDER = ROOT / "results"
+"""Where recorded runs lie."""
 
 DONE = "done"
 CRASHED = "crashed"
@@ -86,10 +91,12 @@ class Recording:
     Attributes:
         lines: Each run once: of those that were repeated the last one that did not crash.
         calls: Commands and machines of runs that do not say theirs.
+        broken: Lines that are cut or damaged, and left out.
     """
 
     lines: Sequence[Line] = ()
     calls: Sequence[Mapping[str, Any]] = ()
+    broken: int = 0
 
     @property
     def done(self) -> list[Line]:
@@ -111,11 +118,18 @@ def path_of(name: str, folder: Path) -> Path:
 
 
 def read(path: Path) -> Recording:
-    """A file of lines; one that was cut is left out, and nothing is found where there is none."""
-    values = list(_values(path))
-    calls = [call for value in values for call in value.get("calls", ())]
-    found = [Line(**value) for value in values if "settings" in value]
-    return Recording(settled(found), calls)
+    """A file of lines; those that are broken are counted, and nothing is found where there is none.
+
+    Raises:
+        FormatError: A line is whole, and no run.
+    """
+    texts = path.read_bytes().split(b"\n") if path.exists() else []
+    numbered = [(number, text) for number, text in enumerate(texts, 1) if text.strip()]
+    values = [(number, value) for number, text in numbered if (value := _value(text)) is not None]
+    calls = [call for _, value in values for call in value.get("calls", ())]
+    found = [_line(value, f"{path}, line {number}") for number, value in values]
+    runs = [line for line in found if line is not None]
+    return Recording(settled(runs), calls, broken=len(numbered) - len(values))
 
 
 def add(path: Path, line: Line) -> None:
@@ -146,14 +160,25 @@ def tidy(path: Path, order: Sequence[str]) -> None:
     atomic.write(path, "".join(f"{_text(part)}\n" for part in parts).encode(), unguessable=True)
 
 
-def _values(path: Path) -> Iterator[dict[str, Any]]:
-    for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        try:
-            value = json.loads(text)
-        except json.JSONDecodeError:
-            continue
-        if isinstance(value, dict):
-            yield value
+def _value(text: bytes) -> dict[str, Any] | None:
+    """What a line says; None if it was cut, perhaps within a letter."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _line(value: dict[str, Any], place: str) -> Line | None:
+    """A run; None for a line that is about runs, not one itself."""
+    if "settings" not in value:
+        return None
+    try:
+        return Line(**value)
+    except TypeError as error:
+        raise FormatError(
+            "is no recorded run", place=place, advice="Take the line out, or mend it."
+        ) from error
 
 
 def _text(value: object) -> str:

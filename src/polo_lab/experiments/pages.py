@@ -5,6 +5,7 @@ No figure on them is typed by hand: run an experiment again, then `polo-lab docs
 
 from pathlib import Path
 
+from polo.errors import PoloError
 from polo_lab.experiments import (
     catalogue,
     effort_report,
@@ -17,7 +18,7 @@ from polo_lab.experiments.figures import write as write_figures
 from polo_lab.experiments.lines import Recording
 from polo_lab.experiments.paper import page
 
-FOLDER = Path(__file__).parents[3] / "docs"
+FOLDER = lines.ROOT / "docs"
 _EFFORT = {"small": "effort", "tolerance": "effort-tolerance", "resnet18": "effort-resnet18"}
 _SCHEMES = {"small": "schemes", "resnet18": "schemes-resnet18"}
 
@@ -32,7 +33,12 @@ all."""
 
 def write(results: Path = lines.FOLDER, out: Path = FOLDER) -> list[Path]:
     """Write all pages, and the figures that they show; returns their paths."""
+    if not any(results.glob("*.jsonl")):
+        raise PoloError(
+            "no recorded runs are there", place=str(results), advice="polo-lab run NAME"
+        )
     pages = {out / "results.md": results_page(results), out / "schemes.md": schemes_page(results)}
+    out.mkdir(parents=True, exist_ok=True)
     for path, text in pages.items():
         path.write_text(text, encoding="utf-8")
     return [*pages, *_figures(results)]

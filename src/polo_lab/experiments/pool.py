@@ -6,8 +6,11 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
 from typing import TypeVar
+
+from polo.errors import PoloError
 
 Unit = TypeVar("Unit")
 Result = TypeVar("Result")
@@ -23,6 +26,9 @@ def measured(
         work: The units.
         workers: Processes; 0 measures in this one, with all its threads.
         deadline: Begin no unit after this time, by `time.monotonic`.
+
+    Raises:
+        PoloError: A process was killed.
     """
     if not work or time.monotonic() > deadline:
         return
@@ -37,11 +43,17 @@ def measured(
     context, waiting = multiprocessing.get_context("spawn"), iter(work)
     with ProcessPoolExecutor(workers, context, initializer=_prepare) as pool:
         running = {pool.submit(measure, unit) for unit in islice(waiting, workers)}
-        while running:
-            done, running = wait(running, return_when=FIRST_COMPLETED)
-            if time.monotonic() < deadline:
-                running |= {pool.submit(measure, unit) for unit in islice(waiting, len(done))}
-            yield from (future.result() for future in done)
+        try:
+            while running:
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                if time.monotonic() < deadline:
+                    running |= {pool.submit(measure, unit) for unit in islice(waiting, len(done))}
+                yield from [future.result() for future in done]
+        except BrokenProcessPool as error:
+            raise PoloError(
+                "a process was killed, most likely for want of memory",
+                advice="What was done is recorded; run the same again with fewer --workers.",
+            ) from error
 
 
 def _prepare() -> None:

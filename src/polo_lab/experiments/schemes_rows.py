@@ -117,7 +117,7 @@ class Row:
     @classmethod
     def of(cls, line: Line) -> Self:
         """The row of a recorded line."""
-        problem = "" if line.ended in (lines.DONE, lines.DIVERGED) else line.note
+        problem = "" if line.figures else line.note
         return cls(
             **line.values, problem=UNFIT + problem if line.ended == lines.REFUSED else problem
         )

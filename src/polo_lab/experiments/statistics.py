@@ -1,7 +1,11 @@
 """Error rates with exact intervals."""
 
+import functools
 import math
 from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 CONFIDENCE = 0.95
 _HALVINGS = 60
@@ -10,6 +14,7 @@ _STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.22
 where it is on the safe side."""
 
 
+@functools.cache
 def clopper_pearson(hits: int, trials: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
     """Exact interval of a probability that was hit so many times in so many trials.
 
@@ -19,9 +24,18 @@ def clopper_pearson(hits: int, trials: int, confidence: float = CONFIDENCE) -> t
     """
     if not 0 <= hits <= trials or not trials:
         raise ValueError(f"{hits} hits in {trials} trials")
-    tail = (1 - confidence) / 2
-    low = 0.0 if hits == 0 else _crossing(lambda p: _at_least(hits, trials, p) > tail)
-    high = 1.0 if hits == trials else _crossing(lambda p: _at_most(hits, trials, p) < tail)
+    tail, numbers = (1 - confidence) / 2, np.arange(trials + 1)
+    factorials = np.array([math.lgamma(at + 1) for at in range(trials + 1)])
+    ways = factorials[-1] - factorials - factorials[::-1]
+
+    def chances(p: float) -> NDArray[np.float64]:
+        """How likely each number of hits is."""
+        logs = ways + numbers * math.log(p) + (trials - numbers) * math.log1p(-p)
+        found: NDArray[np.float64] = np.exp(logs)
+        return found
+
+    low = 0.0 if hits == 0 else _crossing(lambda p: chances(p)[hits:].sum() > tail)
+    high = 1.0 if hits == trials else _crossing(lambda p: chances(p)[: hits + 1].sum() < tail)
     return low, high
 
 
@@ -54,16 +68,3 @@ def _crossing(above: Callable[[float], bool]) -> float:
         middle = (low + high) / 2
         low, high = (low, middle) if above(middle) else (middle, high)
     return (low + high) / 2
-
-
-def _at_most(hits: int, trials: int, p: float) -> float:
-    return math.fsum(_chance(at, trials, p) for at in range(hits + 1))
-
-
-def _at_least(hits: int, trials: int, p: float) -> float:
-    return math.fsum(_chance(at, trials, p) for at in range(hits, trials + 1))
-
-
-def _chance(hits: int, trials: int, p: float) -> float:
-    ways = math.lgamma(trials + 1) - math.lgamma(hits + 1) - math.lgamma(trials - hits + 1)
-    return math.exp(ways + hits * math.log(p) + (trials - hits) * math.log1p(-p))

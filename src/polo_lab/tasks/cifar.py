@@ -16,9 +16,6 @@ from polo_lab.data import cifar
 from polo_lab.models.resnet import resnet18
 from polo_lab.tasks.classification import Classification, Part
 
-HELD_OUT = 1000
-"""Test images that the held-out loss is taken on; accuracy is measured on all of them."""
-
 
 class PixelNet(nn.Module):
     """A network that takes images as bytes, wherever they are."""
@@ -40,6 +37,7 @@ class Cifar(Classification):
     """ResNet-18 with mirrored and shifted images, in bfloat16 where there is a GPU."""
 
     name = "lab-cifar"
+    held_out = 1000
     floor: tuple[float, ...] = (0.00, 0.00, 0.05, 0.10, 0.15)
     columns: tuple[Column, ...] = (Column("input", "U8", (3, 32, 32)), Column("label", "I64", ()))
 
@@ -60,16 +58,6 @@ class Cifar(Classification):
     def loss(self, model: nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Mean loss of a batch; images are varied in training mode only."""
         return super().loss(model, _varied(inputs) if model.training else inputs, labels)
-
-    def held_out_loss(self, model: nn.Module) -> torch.Tensor:
-        """Mean loss on the first test images."""
-        device = next(model.parameters()).device
-        images, labels = (part[:HELD_OUT].to(device) for part in self.test_part)
-        training = model.training
-        model.eval()
-        loss = self.loss(model, images, labels)
-        model.train(training)
-        return loss
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module) -> float:

@@ -25,6 +25,8 @@ class Classification(ABC):
     metric = "accuracy"
     columns: tuple[Column, ...]
     classes = 10
+    held_out: int | None = None
+    """Test samples that the held-out loss is taken on; None for all."""
 
     @property
     @abstractmethod
@@ -66,12 +68,12 @@ class Classification(ABC):
         return "" if bool(known.all()) else "a label that is no class"
 
     def held_out_loss(self, model: nn.Module) -> torch.Tensor:
-        """Mean loss on the test part."""
+        """Mean loss on the test part, or on its first samples."""
         device = next(model.parameters()).device
-        inputs, labels = self.test_part
+        inputs, labels = (part[: self.held_out].to(device) for part in self.test_part)
         training = model.training
         model.eval()
-        loss = self.loss(model, inputs.to(device), labels.to(device))
+        loss = self.loss(model, inputs, labels)
         model.train(training)
         return loss
 

@@ -6,7 +6,7 @@ is a task like those of `polo_lab.tasks.pairs`; registered in group `polo.tasks`
 `module:MINE`, everything here and in `polo` runs on it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 
@@ -20,9 +20,6 @@ from polo_lab.tasks.classification import Classification, Part
 from polo_lab.training import Course, Feed, Scale
 from polo_lab.training.loop import loss_of
 from polo_lab.training.varying import varied
-
-HELD_OUT = 1000
-"""Test samples that the held-out loss is taken on; accuracy is measured on all of them."""
 
 
 class Pair(Classification):
@@ -39,6 +36,8 @@ class Pair(Classification):
         floor: The least accuracy of shard 1, 2, …; the last number holds from there on.
         data: The data set itself, where it is another than the source's.
     """
+
+    held_out = 1000
 
     def __init__(
         self,
@@ -95,40 +94,18 @@ class Pair(Classification):
         """The network, untrained, where it is trained."""
         return self._build().to("cuda" if torch.cuda.is_available() else "cpu")
 
-    def train_step(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        batch: Mapping[str, torch.Tensor],
-    ) -> None:
-        """One step on a batch; images are varied."""
-        device = next(model.parameters()).device
-        model.train()
-        optimizer.zero_grad()
-        inputs = batch["input"].to(device)
-        if self.source.images and self.course.augmentation:
-            last = varied(inputs.permute(0, 2, 3, 1), self.course.augmentation)
-            inputs = last.permute(0, 3, 1, 2)
-        self.loss(model, inputs, batch["label"].to(device)).backward()
-        optimizer.step()
-
     def loss(self, model: nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Mean loss of a batch of inputs as the data set has them."""
+        """Mean loss of a batch of inputs as the data set has them.
+
+        In training mode images are varied, and labels are smoothed.
+        """
         device = inputs.device
         course = self.course if model.training else replace(self.course, smoothing=0.0)
         if self.source.images:
             inputs = inputs.permute(0, 2, 3, 1)
+            if model.training and course.augmentation:
+                inputs = varied(inputs, course.augmentation)
         return loss_of(model, course, device)(self._feed(device).made(course, inputs), labels)
-
-    def held_out_loss(self, model: nn.Module) -> torch.Tensor:
-        """Mean loss on the first test samples, without smoothing."""
-        device = next(model.parameters()).device
-        inputs, labels = (part[:HELD_OUT].to(device) for part in self.test_part)
-        training = model.training
-        model.eval()
-        loss = self.loss(model, inputs, labels)
-        model.train(training)
-        return loss
 
     def evaluate(self, model: nn.Module) -> float:
         """Accuracy on all test samples."""

@@ -120,7 +120,7 @@ def test_nothing_after_the_end(live: Any, enrolled: Callable[..., Any]) -> None:
 
 
 def test_only_the_enrolled_identity_commits(
-    live: Any, client_of: Callable[..., Any], enrolled: Callable[..., Any]
+    live: Any, client_of: Callable[..., Any], enrolled: Callable[..., Any], registry: Registry
 ) -> None:
     thief = polo.Identity.generate()
     entry = live.start()
@@ -129,8 +129,10 @@ def test_only_the_enrolled_identity_commits(
     stranger = client_of(thief)
     answer = stranger.post(live.url, content=entry.to_bytes())
     refused(answer, 403, "enrolment.not-yours")
-    unknown = client_of(polo.Identity.generate(), register=False)
+    nobody = polo.Identity.generate()
+    unknown = client_of(nobody, register=False)
     refused(unknown.post(live.url, content=entry.to_bytes()), 403, "enrolment.not-yours")
+    assert nobody.public_key.hex() not in registry.limits.keys._buckets
     elsewhere = enrolled()
     refused(elsewhere.post(entry), 422, "commitment.wrong-enrolment")
     # Nothing of this is in the log.
@@ -216,6 +218,8 @@ def test_after_a_rotation_the_new_key_asks_and_the_old_one_signs(
     refused(live.post(live.shard(1)), 403, "enrolment.not-yours")
     live.asking = client_of(new, register=False)
     check_answer(live, live.commit(1), registry, 1)
+    # It pays for itself; whoever is not known costs the address.
+    assert new.public_key.hex() in registry.limits.keys._buckets
 
 
 def test_the_bytes_on_the_fast_path_are_those_of_the_records(live: Any, registry: Registry) -> None:

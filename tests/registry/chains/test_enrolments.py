@@ -14,8 +14,10 @@ from polo.protocol import signing
 from polo.protocol.layout import Layout
 from polo.protocol.log_notes import COSIGNATURE, NoteKey
 from polo.protocol.records import Enrolment, File
+from polo.protocol.verdicts import Others
 from polo.registry.context import Registry
-from polo.registry.schema import enrolments, events
+from polo.registry.enrolments import past
+from polo.registry.schema import challenges, enrolments, events
 from polo.registry.settings import Settings
 
 
@@ -239,8 +241,53 @@ class TestWitnesses:
         assert (rules.witnesses, rules.quorum) == ((self.WITNESS,), 1)
 
 
-def test_an_identity_has_so_many_open_at_most(
+def drawn(registry: Registry, live: Any, state: str, detail: str = "") -> None:
+    row = {"id": live.id[:32], "enrolment": live.id, "kind": "checkpoint", "shard": 1}
+    row |= {"record": b"{}", "state": state, "detail": detail, "made": 1, "due": 2**40}
+    with registry.database.begin() as connection:
+        connection.execute(challenges.insert().values(row))
+
+
+def test_whoever_was_caught_too_often_is_not_enrolled_again(
     enrolled: Callable[..., Any], registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = dataclasses.replace(registry.settings, max_failed=2)
+    monkeypatch.setattr(registry, "settings", few)
+    first = enrolled()
+
+    def others() -> Others:
+        with registry.database.read() as connection:
+            row = connection.execute(select(enrolments.c.identity)).scalars().first()
+            return past.others(connection, str(row))
+
+    # Given up before anything was committed to, or with all that was asked for shown.
+    first.asking.post(f"/v1/enrolments/{first.id}/withdraw")
+    second = enrolled(first.key, first.asking)
+    second.commit(0)
+    second.commit(1)
+    drawn(registry, second, "passed")
+    second.asking.post(f"/v1/enrolments/{second.id}/withdraw")
+    assert others() == Others(failed=0, withdrawn=1, stuck=0, waiting=0)
+    # In view of a challenge, answered or not.
+    third = enrolled(first.key, first.asking)
+    drawn(registry, third, "open")
+    # Who is caught need not withdraw: until it is due the chain has not failed.
+    assert others() == Others(failed=0, withdrawn=1, stuck=0, waiting=1)
+    third.asking.post(f"/v1/enrolments/{third.id}/withdraw")
+    assert others() == Others(failed=1, withdrawn=1, stuck=0, waiting=0)
+    fourth = enrolled(first.key, first.asking)
+    drawn(registry, fourth, "answered")
+    assert others() == Others(failed=1, withdrawn=1, stuck=0, waiting=1)
+    with registry.database.begin() as connection:
+        connection.execute(challenges.update().values(detail="another platform"))
+    assert others() == Others(failed=1, withdrawn=1, stuck=1, waiting=0)
+    answer = first.asking.post("/v1/enrolments", json={"task": "digits"})
+    refused(answer, 403, "enrolment.too-many-failed")
+    enrolled()  # Somebody else.
+
+
+def test_an_identity_has_so_many_at_most(
+    enrolled: Callable[..., Any], registry: Registry, monkeypatch: pytest.MonkeyPatch, clock: Any
 ) -> None:
     few = dataclasses.replace(registry.settings, max_enrolments=2)
     monkeypatch.setattr(registry, "settings", few)
@@ -250,4 +297,7 @@ def test_an_identity_has_so_many_open_at_most(
     refused(first.asking.post("/v1/enrolments", json=body), 429, "enrolment.too-many")
     enrolled()  # Somebody else has a count of its own.
     assert first.asking.post(f"/v1/enrolments/{first.id}/withdraw").status_code == 200
+    # To enrol and withdraw without end would fill the database.
+    refused(first.asking.post("/v1/enrolments", json=body), 429, "enrolment.too-many")
+    clock.advance(86_400)
     assert first.asking.post("/v1/enrolments", json=body).status_code == 201

@@ -13,6 +13,7 @@ from polo.cli.registry import _rotated
 from polo.client.audit import Audited, Report, audit
 from polo.client.http import Patience
 from polo.client.log_reader import LogReader
+from polo.errors import TermsError
 from polo.keys import Ed25519Verifier, Identity
 from polo.protocol.log_notes import Checkpoint, Note, NoteKey, open_checkpoint
 from polo.protocol.log_rollover import Rollover, sign_rollover
@@ -168,6 +169,18 @@ def test_it_can_change_twice_in_a_second(registry: Registry, live: Any, entries:
     note = checkpoint(live.commit(entries))
     assert all(signed_by(note, key) for key in (log_key(live.record.terms), *keys))
     assert faults(registry) == []
+
+
+def test_nobody_can_follow_more_changes_than_these(
+    registry: Registry, live: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_keys, "MAX_ROLLOVERS", 1)
+    new = rotate(registry)
+    with pytest.raises(TermsError, match="has changed 1 times"):
+        rotate(registry)
+    note = checkpoint(live.commit(0))
+    assert signed_by(note, new)
+    assert len(note.signatures) == 2
 
 
 def test_the_command_changes_it(

@@ -9,7 +9,10 @@ from sqlalchemy import select, update
 from polo.protocol import signing
 from polo.protocol.records import File, Manifest, Receipt, Retention
 from polo.protocol.verdicts import SignedVerdict
-from polo.registry.schema import challenges, enrolments, jobs, uploads
+from polo.registry.operations import figures
+from polo.registry.pages import desk
+from polo.registry.problems import Problem
+from polo.registry.schema import challenges, enrolments, events, jobs, uploads
 from polo.registry.verifications import child, sandbox
 
 
@@ -173,3 +176,125 @@ def test_a_proof_that_is_made_to_be_slow_is_tried_once(registry, sending, work, 
     clock.advance(86_400)
     work()
     assert (done["state"], len(tried)) == ("broken", 1)
+
+
+def detail_of(registry):
+    with registry.database.read() as connection:
+        return connection.execute(select(challenges.c.state, challenges.c.detail)).one()
+
+
+def test_a_check_that_breaks_tells_strangers_nothing_of_the_machine(
+    registry, sending, work, clock, monkeypatch
+):
+    from polo.registry.challenges import work as working
+
+    def broken(*_):
+        raise OSError("no such file: /srv/polo/objects")
+
+    ask(registry, sending.chain.id, "answered")
+    with registry.database.begin() as connection:
+        registry.jobs.enqueue(connection, "challenges.check", "ab" * 16)
+    monkeypatch.setattr(working, "_checked", broken)
+    while work():
+        clock.advance(1000)
+    state, detail = detail_of(registry)
+    assert (state, "broke off" in detail, "/srv" in detail) == ("answered", True, False)
+    with registry.database.read() as connection:
+        noted = select(events.c.detail).where(events.c.action == "challenge.stuck")
+        assert "/srv/polo/objects" in connection.execute(noted).scalar_one()
+
+
+def test_a_word_about_a_check_does_not_change_how_it_ended(registry, sending):
+    from polo.registry.challenges import service
+
+    ask(registry, sending.chain.id, "passed")
+    service.stuck(registry, "ab" * 16, "too late")
+    assert tuple(detail_of(registry)) == ("passed", "")
+    with registry.database.read() as connection:
+        assert "challenge.stuck" not in connection.execute(select(events.c.action)).scalars().all()
+
+
+def test_what_ended_meanwhile_is_not_checked_again(registry, sending, monkeypatch):
+    """Two transactions at once, on PostgreSQL: one saw the answer not judged, one judged it."""
+    from polo.registry.challenges import service
+
+    real = service.find
+
+    def ended(connection, challenge):
+        row = real(connection, challenge)
+        connection.execute(update(challenges).values(state="passed", detail="it came out"))
+        return row
+
+    ask(registry, sending.chain.id, "answered")
+    monkeypatch.setattr(service, "find", ended)
+    with registry.database.begin() as connection:
+        with pytest.raises(Problem, match="nothing to check"):
+            service.check_again(registry, connection, "ab" * 16, actor="me", request=None, now=1)
+        assert connection.execute(select(challenges.c.detail)).scalar() == "it came out"
+    with registry.database.read() as connection:
+        assert connection.execute(select(jobs.c.id)).first() is None
+
+
+def test_a_check_that_is_about_to_end_is_not_asked_for_in_vain(registry, sending):
+    """It has said why it could not tell; a job that runs is not put in again."""
+    from polo.registry.challenges import service
+
+    ask(registry, sending.chain.id, "answered")
+    with registry.database.begin() as connection:
+        registry.jobs.enqueue(connection, "challenges.check", "ab" * 16)
+        connection.execute(update(jobs).values(state="running", held_until=2**40))
+    service.stuck(registry, "ab" * 16, "another platform")
+    who = {"actor": "me", "request": None, "now": 1}
+    with pytest.raises(Problem, match="is being checked"), registry.database.begin() as connection:
+        service.check_again(registry, connection, "ab" * 16, **who)
+    assert detail_of(registry).detail == "another platform"
+    with registry.database.begin() as connection:
+        connection.execute(update(jobs).values(state="done"))
+        service.check_again(registry, connection, "ab" * 16, **who)
+        assert connection.execute(select(jobs.c.state)).scalar() == "waiting"
+    assert detail_of(registry).detail == ""
+
+
+def test_steps_of_a_closed_chain_are_judged_with_its_proof(registry, sending):
+    from polo.registry.challenges import service
+
+    ask(registry, sending.chain.id, "answered")
+    with registry.database.begin() as connection:
+        connection.execute(update(challenges).values(shard=None, kind="replay"))
+        with pytest.raises(Problem, match="judged with its proof") as refusal:
+            service.check_again(registry, connection, "ab" * 16, actor="me", request=None, now=1)
+    assert sending.chain.id in refusal.value.advice
+
+
+def test_who_withdraws_a_chain_that_has_just_failed_does_not_undo_it(registry, sending):
+    """Two transactions at once, on PostgreSQL: one saw the chain open, one has ended it."""
+    from polo.registry.enrolments import service
+
+    with registry.database.begin() as connection:
+        found = service.get(connection, sending.chain.id)
+        connection.execute(update(enrolments).values(state="failed"))
+        with pytest.raises(Problem, match="is failed"):
+            service.withdraw(registry, connection, found, None)
+        assert service.get(connection, sending.chain.id).state == "failed"
+
+
+def test_what_is_stuck_is_said_until_the_chain_is_given_up(registry, sending):
+    def said():
+        with registry.database.read() as connection:
+            rows = desk.values(connection, with_tokens=False)["challenges"]
+        return [row.detail for row in rows], figures.text(registry).decode()
+
+    ask(registry, sending.chain.id, "answered")
+    assert "\npolo_challenges_stuck 0.0\n" in said()[1]
+    with registry.database.begin() as connection:
+        connection.execute(update(challenges).values(detail="another platform"))
+        row = {"id": "cd" * 16, "enrolment": sending.chain.id, "kind": "checkpoint", "shard": 2}
+        row |= {"state": "open", "record": b"{}", "detail": "", "made": 1, "due": 1}
+        connection.execute(challenges.insert().values(row))
+    listed, told = said()
+    assert listed == ["another platform", ""]  # Before what is due earlier.
+    assert "\npolo_challenges_stuck 1.0\n" in told
+    sending.asking.post(f"/v1/enrolments/{sending.chain.id}/withdraw")
+    listed, told = said()
+    assert listed == []
+    assert "\npolo_challenges_stuck 0.0\n" in told

@@ -1,10 +1,15 @@
 """What a prover cannot do with files: hide one from the count, or leave answers behind."""
 
+import hashlib
+from types import SimpleNamespace
+
 import pytest
 from sqlalchemy import func, select
 
 from polo.protocol.challenge import Challenge, Place
 from polo.registry.challenges import service as challenging
+from polo.registry.commitments import recorded
+from polo.registry.objects import key_of
 from polo.registry.schema import challenges, objects, uploads
 from polo.registry.uploads import service
 from polo.registry.uploads.partial import Partial
@@ -76,3 +81,30 @@ def test_answers_are_few_and_all_of_them_go(registry, sending, refused):
         challenging.end(registry, connection, found, passed=True, detail="it came out")
         until = connection.execute(select(objects.c.keep_until)).scalars().all()
     assert until == [registry.clock()] * service.MOST_ANSWERS
+
+
+def test_records_that_no_entry_names_are_read_once(registry, tmp_path, monkeypatch):
+    """However often somebody commits with them: each is 5 MiB, and there may be 32 for a shard."""
+    from polo.evidence.replay.record import digest_of
+
+    fetched, real = [], registry.objects.fetch
+
+    def fetch(key, to):
+        fetched.append(key)
+        real(key, to)
+
+    monkeypatch.setattr(registry.objects, "fetch", fetch)
+    monkeypatch.setattr(recorded, "_DIGESTS", {})
+    datas = [DATA + bytes([number]) for number in range(3)]
+    files = [hashlib.sha256(data).hexdigest() for data in datas]
+    for sha256, data in zip(files, datas, strict=True):
+        registry.objects.put(key_of(sha256), data)
+    into, naming = tmp_path / "record", SimpleNamespace(evidence={"replay": bytes(32)})
+    for _ in range(2):
+        assert not recorded.fetch(registry.objects, files, naming, into)
+        assert not into.exists()
+    assert fetched == [key_of(sha256) for sha256 in files]
+    naming.evidence["replay"] = digest_of(datas[1])
+    assert recorded.fetch(registry.objects, files, naming, into)
+    assert into.read_bytes() == datas[1]
+    assert fetched[3:] == [key_of(files[1])]

@@ -112,7 +112,9 @@ def test_a_verdict_keeps_them_longer_and_its_report_for_good(registry, kept, ret
     assert list(registry.objects.keys()) == [key_of(sha256)]
 
 
-def test_an_answer_that_is_not_judged_yet_stays(registry, kept, retain, clock):
+@pytest.mark.parametrize("ended", [{"state": "passed"}, {"detail": "another platform"}])
+def test_an_answer_that_is_not_judged_yet_stays(registry, kept, retain, clock, ended):
+    """Unless it cannot be judged: nobody waits for that of a chain that was given up."""
     asking, chain = kept
     asking.post(f"/v1/enrolments/{chain}/withdraw")
     with registry.database.begin() as connection:
@@ -123,7 +125,7 @@ def test_an_answer_that_is_not_judged_yet_stays(registry, kept, retain, clock):
     clock.advance(31 * DAY)
     retain()
     assert status(asking, chain)[0] == 1
-    set_state(registry, challenges, state="passed")
+    set_state(registry, challenges, **ended)
     retain()
     assert status(asking, chain)[0] == 0
 

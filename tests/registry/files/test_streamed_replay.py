@@ -4,6 +4,7 @@ import shutil
 import time
 from dataclasses import replace
 
+import httpx2
 import pytest
 from sqlalchemy import select
 
@@ -11,15 +12,17 @@ import polo
 from polo.cli import run
 from polo.client.client import Client
 from polo.client.courier import LiveNonces
-from polo.errors import RegistryError
+from polo.errors import OutageError, RegistryError
 from polo.evidence.replay.data import DataSource
 from polo.protocol import signing
 from polo.protocol.challenge import Challenge
-from polo.protocol.verdicts import SignedVerdict
+from polo.protocol.verdicts import Others, SignedVerdict
+from polo.registry.enrolments import past
 from polo.registry.jobs import HANDLERS
-from polo.registry.schema import challenges, commitments, events, objects
+from polo.registry.schema import challenges, commitments, objects
 from polo.registry.settings import Settings
 from polo.registry.tasks.service import Tasks
+from polo.registry.verifications import sandbox
 from polo.storage.folder import checkpoint_path, rest_path, state_path_of
 from polo.tasks.digits import Digits
 from polo.verifier import Policy, Status
@@ -89,7 +92,7 @@ def enrolment(connected, source, tmp_path):
     return connected.enrol("digits", data=source.record.to_json()).save(tmp_path / "enrolment")
 
 
-def train(enrolment, key, store, source, *, shards=2, step=None, task=None):
+def train(enrolment, key, store, source, *, shards=2, step=None, task=None, on_outage="wait"):
     task = task or Digits()
     model = task.build_model()
     polo.draw_start(model, enrolment)
@@ -100,7 +103,7 @@ def train(enrolment, key, store, source, *, shards=2, step=None, task=None):
         data=source,
         task=task,
         retention="streaming",
-        on_outage="wait",
+        on_outage=on_outage,
     )
     optimizer = prover.recipe.optimizer(model)
     try:
@@ -295,33 +298,31 @@ def test_without_its_record_a_shard_is_not_taken(
     assert taken == [0]
 
 
-@pytest.mark.full
-def test_what_cannot_be_decided_gets_no_receipt(
-    registry, connected, enrolment, source, alice, tmp_path, monkeypatch
+def test_what_cannot_be_decided_gets_no_receipt_until_it_can(
+    registry, connected, enrolment, source, alice, tmp_path, monkeypatch, served, token_of
 ):
-    """It is not the prover's fault, so the chain does not fail; an operator must look."""
-    from polo.registry.challenges import work
-
-    def stuck(self, challenge):
-        with registry.database.read() as connection:
-            found = select(events.c.detail).where(events.c.action == "challenge.stuck")
-            if detail := connection.execute(found).scalar():
-                raise RuntimeError(detail)
-        return False
-
-    undecided = {"undecided": "came out otherwise, on another platform"}
-    monkeypatch.setattr(work.sandbox, "run", lambda *_, **__: undecided)
-    monkeypatch.setattr(LiveNonces, "_is_judged", stuck)
-    with pytest.raises(RuntimeError, match="on another platform"):
-        train(enrolment, alice, tmp_path / "proof", source)
+    """It is not the prover's fault for sure, so the chain does not fail; an operator must look."""
+    with monkeypatch.context() as patch:
+        undecided = {"undecided": "came out otherwise, on another platform"}
+        patch.setattr(sandbox, "run", lambda *_, **__: undecided)
+        patch.setattr("polo.prover.receiving.GRACE", 0.1)
+        with pytest.raises(OutageError, match="could not check what was shown: came out otherwise"):
+            train(enrolment, alice, tmp_path / "proof", source, on_outage="stop")
     (asked,) = connected.challenges(enrolment.id)
-    assert asked["state"] == "answered"
+    assert (asked["state"], asked["shard"]) == ("answered", 1)
     assert connected.enrolment(enrolment.id)["state"] == "open"
     with registry.database.read() as connection:
-        newest = connection.execute(
-            select(commitments.c.receipt).where(commitments.c.shard == 1)
-        ).scalar_one()
-    assert newest is None
+        rows = connection.execute(select(commitments.c.receipt).order_by(commitments.c.shard))
+        assert [row.receipt is None for row in rows] == [False, True]
+        assert past.others(connection, alice.id) == Others(0, 0, 1, 0)
+    operator = {"Authorization": f"Bearer {token_of('operator')}"}
+    assert asked["detail"] in httpx2.get(f"{served}/operator", headers=operator).text
+    again = f"{served}/v1/challenges/{asked['id']}/check"
+    assert httpx2.post(again, headers=operator).status_code == 202
+    proof = train(enrolment, alice, tmp_path / "proof", source, shards=1)
+    assert len(proof.manifest.shards) == 1
+    assert connected.challenge(asked["id"])["state"] == "passed"
+    assert httpx2.post(again, headers=operator).json()["code"] == "challenge.over"
 
 
 @pytest.mark.full

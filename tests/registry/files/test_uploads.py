@@ -45,11 +45,17 @@ def test_a_file_comes_in_pieces_and_is_stored(sending, registry):
     assert list(partial.all_of(registry.settings.data)) == []
 
 
-def test_who_has_the_file_need_not_send_it_again(sending):
+def test_who_has_the_file_need_not_send_it_again(registry, sending, clock):
     first = sending.send(DATA)
+    clock.advance(5)
     again = sending.begin(DATA).json()
     assert (again["state"], again["received"]) == ("stored", len(DATA))
-    assert again["id"] != first["id"]
+    assert sending.begin(DATA, shard=2).json()["id"] != first["id"]
+    # However often it is said: one row for each place, and the newest counts.
+    with registry.database.read() as connection:
+        rows = connection.execute(select(uploads.c.id, uploads.c.shard, uploads.c.made)).all()
+    assert sorted(rows, key=lambda row: row.shard)[0] == (first["id"], 1, clock())
+    assert len(rows) == 2
 
 
 def test_one_goes_on_where_one_was(sending, refused):

@@ -28,7 +28,7 @@ from polo.protocol.records import (
     Start,
     Terms,
 )
-from polo.protocol.verdicts import Asked, CheckRecord, SignedVerdict
+from polo.protocol.verdicts import Asked, CheckRecord, Others, SignedVerdict
 from polo.registry import schema
 from polo.registry.app import create_app
 from polo.registry.callers import token_hash
@@ -211,6 +211,9 @@ class Writer:
             "checkpoints": "50000",
             "replays": "20000",
             "answer_within": "3600",
+            "witnesses": log_notes.NoteKey(
+                "witness.example/one", bytes(32), log_notes.COSIGNATURE
+            ).text,
         }
         levels = (EvidenceTerms("chain", {}), EvidenceTerms("receipts", settings))
         return dataclasses.replace(self.trained.manifest.terms, evidence=levels, history=history)
@@ -330,6 +333,7 @@ class Writer:
             tuple(checks),
             0,
             (Asked("checkpoint", 5, "passed"),),
+            Others(1, 2, 0, 0),
             None,
             "1",
             NOW,

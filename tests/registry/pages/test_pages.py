@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import func, select, update
 from starlette.testclient import TestClient
 
 from polo.registry import schema
@@ -202,6 +202,26 @@ def test_a_fragment_is_sent_again_only_when_something_changed(
     assert later.headers["etag"] != first.headers["etag"]
 
 
+def test_it_is_said_how_many_entries_a_witness_saw(visitor: TestClient, filled: Any) -> None:
+    place = filled.place("/chains/{growing}/live")
+    first = visitor.get(place)
+    assert '<b>13</b> <span class="quiet">of 13 entries' in first.text
+    with filled.registry.database.begin() as connection:
+        own = schema.commitments.c.enrolment == filled.chains["growing"]
+        newest = select(func.max(schema.commitments.c.index)).where(own)
+        before = {"size": connection.execute(newest).scalar_one()}
+        values = {"root": b"", "time": 1, "note": "", **before}
+        connection.execute(schema.log_heads.insert().values(values))
+        connection.execute(update(schema.cosignatures).values(before))
+    later = visitor.get(place, headers={"If-None-Match": first.headers["etag"]})
+    assert '<b>12</b> <span class="quiet">of 13 entries' in later.text
+
+
+def test_a_verdict_names_what_became_of_other_chains(reader: TestClient, shown: Any) -> None:
+    page = reader.get(shown.place("/verifications/{accepted}")).text
+    assert "Of the same identity&#39;s other chains here 1 failed, 2 were withdrawn." in page
+
+
 def test_what_has_ended_is_not_refreshed(reader: TestClient, shown: Any) -> None:
     running = shown.place("/verifications/{running}")
     assert "data-source" in reader.get(running, headers=AS_AUDITOR).text
@@ -298,6 +318,7 @@ ACTIONS = [
     "/operator/tokens/books/revoke",
     "/operator/identities/{identity}/revoke",
     "/operator/jobs/1/retry",
+    f"/operator/challenges/{'0' * 32}/check",
     "/operator/enrolments/{closed}/verify",
 ]
 
@@ -321,6 +342,33 @@ def everything(filled: Any) -> list[Any]:
     with filled.registry.database.read() as connection:
         tables = (schema.tokens, schema.identities, schema.jobs, schema.events, schema.sessions)
         return [connection.execute(select(table)).all() for table in tables]
+
+
+def test_an_answer_that_could_not_be_checked_is_checked_again(
+    operator: TestClient, filled: Any, word_of: Any
+) -> None:
+    open_ = schema.challenges.c.state == "open"
+    with filled.registry.database.begin() as connection:
+        key = connection.execute(select(schema.challenges.c.id).where(open_)).scalar_one()
+        stuck = {"state": "answered", "detail": "another platform <b>"}
+        connection.execute(update(schema.challenges).where(open_).values(stuck))
+    place = filled.place("/chains/{growing}")
+    assert "could not be checked, and an operator must look" in operator.get(place).text
+    desk = operator.get("/operator").text
+    assert "another platform &lt;b&gt;" in desk
+    check = f"/operator/challenges/{key}/check"
+    assert f'action="{check}"' in desk
+    answer = operator.post(check, data={"csrf": word_of(desk)})
+    assert (answer.status_code, answer.headers["location"]) == (303, "/operator?done=challenge")
+    later = operator.get("/operator?done=challenge").text
+    assert "The answer will be checked again." in later
+    assert "another platform" not in later
+    with filled.registry.database.read() as connection:
+        kinds = select(schema.jobs.c.state).where(schema.jobs.c.kind == "challenges.check")
+        assert connection.execute(kinds).scalars().all() == ["waiting"]
+    assert (
+        operator.post(check.replace(key, "0" * 32), data={"csrf": word_of(desk)}).status_code == 404
+    )
 
 
 @pytest.mark.parametrize("place", ["/login", "/whose"])

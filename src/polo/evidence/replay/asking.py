@@ -81,6 +81,8 @@ def immodest(challenge: Challenge, timeline: Timeline) -> str:
     most = min(timeline.recipe.draws, timeline.segments) + len(timeline.required())
     if len(challenge.segments) > most:
         return f"the challenge asks for {len(challenge.segments)} segments; the terms for {most}"
+    if challenge.ends and not timeline.recipe.tolerance:
+        return "the challenge asks for states that only terms with a tolerance need"
     return ""
 
 

@@ -2,15 +2,15 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Path
+from fastapi import APIRouter, Depends, Path, Request
 from pydantic import BaseModel, ConfigDict, Field
-from sqlalchemy import Connection, Row
+from sqlalchemy import Row
 
 from polo.registry import callers
 from polo.registry.callers import Caller, registry_of
 from polo.registry.challenges import service
+from polo.registry.commitments.service import owner_of
 from polo.registry.context import Registry
-from polo.registry.problems import Problem
 
 router = APIRouter(prefix="/v1", tags=["challenges"])
 
@@ -52,11 +52,12 @@ class Challenges(BaseModel):
 def of_enrolment(
     enrolment: EnrolmentId, registry: Annotated[Registry, Depends(registry_of)], caller: Asking
 ) -> Challenges:
-    """All challenges of a chain, oldest first."""
+    """All challenges of a chain, oldest first; none of somebody else's chain."""
     with registry.database.read() as connection:
-        rows = service.of_enrolment(connection, enrolment)
-        shown = [row for row in rows if _may_see(connection, caller, row)]
-    return Challenges(challenges=[_state(row) for row in shown])
+        mine = caller.identity is not None and caller.identity == owner_of(connection, enrolment)
+        seen = mine or caller.is_at_least("auditor")
+        rows = service.of_enrolment(connection, enrolment) if seen else []
+    return Challenges(challenges=[_state(row) for row in rows])
 
 
 @router.get("/challenges/{challenge}")
@@ -81,14 +82,24 @@ def answer(
     return _state(service.answer(registry, caller.identity or "", challenge, given.upload))
 
 
-def _may_see(connection: Connection, caller: Caller, row: Row[Any]) -> bool:
-    if caller.is_at_least("auditor"):
-        return True
-    try:
-        service.owned(connection, caller.identity or "", row.id)
-    except Problem:
-        return False
-    return True
+@router.post("/challenges/{challenge}/check", status_code=202)
+def check_again(
+    request: Request,
+    challenge: ChallengeId,
+    registry: Annotated[Registry, Depends(registry_of)],
+    caller: Annotated[Caller, Depends(callers.role("operator"))],
+) -> ChallengeState:
+    """Check an answer again that the registry could not check; how it ends is seen by asking."""
+    with registry.database.begin() as connection:
+        row = service.check_again(
+            registry,
+            connection,
+            challenge,
+            actor=caller.actor,
+            request=callers.request_id(request),
+            now=registry.clock(),
+        )
+    return _state(row)
 
 
 def _state(row: Row[Any]) -> ChallengeState:

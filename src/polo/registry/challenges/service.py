@@ -1,7 +1,7 @@
 """Drawing challenges, taking answers, and what follows from how they end."""
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,17 +20,21 @@ from polo.registry.commitments.recorded import Recorded
 from polo.registry.context import Registry
 from polo.registry.events.service import note
 from polo.registry.problems import CODES, Problem
-from polo.registry.schema import challenges, enrolments, objects
+from polo.registry.schema import challenges, enrolments, jobs, objects
 from polo.registry.uploads import service as uploads
 
 ANSWER_WITHIN = 86_400
 """Seconds that a prover has to answer, where the terms do not say."""
+
+CHECK = "challenges.check"
+"""The kind of job that looks at an answer."""
 
 UPLOADS = {"checkpoint": "checkpoint", "replay": "answer"}
 """The kind of upload that answers each kind of challenge."""
 
 CODES.update(
     {
+        "challenge.being-checked": "The answer is being checked at this moment.",
         "challenge.late": "The challenge was not answered in time, so it is a failed one.",
         "challenge.missing": "There is no such challenge, or it is not yours.",
         "challenge.over": "The challenge was answered, or has ended.",
@@ -167,9 +171,7 @@ def answer(registry: Registry, identity: str, challenge: str, upload: str) -> Ro
             raise Problem(409, "challenge.over", "the challenge was answered or ended meanwhile")
         # A replay of the closed chain is judged with the proof.
         if row.shard is not None:
-            named = select(enrolments.c.task).where(enrolments.c.id == row.enrolment)
-            queue = registry.tasks.queue_of(connection.execute(named).scalar_one())
-            registry.jobs.enqueue(connection, "challenges.check", challenge, queue=queue)
+            _have_checked(registry, connection, row)
         note(connection, "challenge.answered", challenge, actor=identity, now=now)
         return owned(connection, identity, challenge)
 
@@ -191,12 +193,83 @@ def end(
     if not passed:
         fail_chain(connection, row.enrolment, f"challenge {row.id}: {detail}", now)
         return
-    if row.kind == "replay" and row.shard is not None:
-        _let_go(connection, row, now)
     if _waits(connection, row):
         from polo.registry.commitments.service import release
 
         release(registry, connection, row.enrolment, row.shard)
+    # After the enrolment's row, as when a chain is withdrawn, so that no two wait for each other.
+    if row.kind == "replay" and row.shard is not None:
+        _let_go(connection, row, now)
+
+
+def stuck(registry: Registry, challenge: str, why: str, *, shown: str = "") -> None:
+    """Note that an answer cannot be checked: nobody's fault for sure, so an operator must look.
+
+    Args:
+        registry: The registry.
+        challenge: The challenge's id.
+        why: The reason, for the events.
+        shown: What everybody may read of it, on the chain's page, if not all.
+    """
+    with registry.database.begin() as connection:
+        if _described(connection, challenge, (shown or why)[:2000]):
+            now = registry.clock()
+            note(connection, "challenge.stuck", challenge, why, actor="registry", now=now)
+
+
+def check_again(
+    registry: Registry,
+    connection: Connection,
+    challenge: str,
+    *,
+    actor: str,
+    request: str | None,
+    now: int,
+) -> Row[Any]:
+    """Have an answer checked once more that could not be: by another machine, or with more time."""
+    row = find(connection, challenge)
+    if row.shard is None:
+        raise Problem(
+            409,
+            "challenge.over",
+            "steps of a closed chain are judged with its proof",
+            advice=f"Ask for a verification: POST /v1/enrolments/{row.enrolment}/verifications.",
+        )
+    if not _described(connection, challenge, ""):
+        state = find(connection, challenge).state
+        raise Problem(409, "challenge.over", f"the challenge is {state}: nothing to check")
+    if is_being_checked(connection, [challenge]):
+        # A job that has said why and is about to end would not be done again.
+        raise Problem(
+            409,
+            "challenge.being-checked",
+            "its answer is being checked, or waits for it",
+            advice="Look again in a moment: how it ends is seen then.",
+        )
+    _have_checked(registry, connection, row)
+    note(connection, "challenge.again", challenge, actor=actor, request=request, now=now)
+    return find(connection, challenge)
+
+
+def _described(connection: Connection, challenge: str, detail: str) -> bool:
+    """Say something of a challenge whose answer is not judged; whether it is such a one."""
+    # What its end said must stay, should that have come meanwhile.
+    shown = (challenges.c.id == challenge) & (challenges.c.state == "answered")
+    return connection.execute(update(challenges).where(shown).values(detail=detail)).rowcount == 1
+
+
+def is_being_checked(connection: Connection, ids: Sequence[str]) -> bool:
+    """Whether an answer to one of these challenges is still to be looked at."""
+    query = select(jobs.c.id).where(
+        jobs.c.kind == CHECK, jobs.c.subject.in_(ids), jobs.c.state.in_(("waiting", "running"))
+    )
+    return bool(ids) and connection.execute(query).first() is not None
+
+
+def _have_checked(registry: Registry, connection: Connection, row: Row[Any]) -> None:
+    named = select(enrolments.c.task).where(enrolments.c.id == row.enrolment)
+    queue = registry.tasks.queue_of(connection.execute(named).scalar_one())
+    registry.jobs.enqueue(connection, CHECK, row.id, queue=queue)
 
 
 def _let_go(connection: Connection, row: Row[Any], now: int) -> None:

@@ -7,7 +7,6 @@ from sqlalchemy import Row, select
 from polo.protocol.challenge import Challenge
 from polo.registry.challenges import service
 from polo.registry.context import Registry
-from polo.registry.events.service import note
 from polo.registry.jobs import Later, handler
 from polo.registry.objects import key_of
 from polo.registry.schema import challenges, enrolments
@@ -17,14 +16,13 @@ from polo.registry.verifications.assembly import Holdings
 _LOOK_AGAIN = 30
 
 
-def _stuck(registry: Registry, challenge: str, error: str) -> None:
-    """The registry cannot check it. That is not the prover's fault, so an operator must look."""
-    with registry.database.begin() as connection:
-        now = registry.clock()
-        note(connection, "challenge.stuck", challenge, error, actor="registry", now=now)
+def _broke(registry: Registry, challenge: str, error: str) -> None:
+    """The check failed for the last time; how, may be about this machine, and is not for all."""
+    shown = "the check itself broke off, again and again; whoever runs the registry sees why"
+    service.stuck(registry, challenge, error, shown=shown)
 
 
-@handler("challenges.check", give_up=_stuck)
+@handler(service.CHECK, give_up=_broke)
 def check(registry: Registry, challenge: str) -> None:
     """Check what was shown of a shard: a checkpoint's root and how good it is, or drawn steps."""
     with registry.database.read() as connection:
@@ -35,7 +33,7 @@ def check(registry: Registry, challenge: str) -> None:
     result = (_checked if row.kind == "checkpoint" else _replayed)(registry, row, holdings)
     if "undecided" in result:
         # It would come out so again. Whoever runs the registry must find a machine that can tell.
-        _stuck(registry, challenge, str(result["undecided"]))
+        service.stuck(registry, challenge, str(result["undecided"]))
         return
     with registry.database.begin() as connection:
         service.end(
@@ -60,8 +58,7 @@ def _replayed(registry: Registry, row: Row[Any], holdings: Holdings) -> dict[str
     """Run the drawn steps of the newest shard again."""
     with sandbox.room(registry) as folder:
         proof = folder / child.PROOF
-        with registry.database.read() as connection:
-            holdings.write_so_far(registry, connection, proof)
+        holdings.write_so_far(registry, proof)
         (folder / child.CHALLENGE).write_bytes(bytes(row.record))
         registry.objects.fetch(key_of(row.answer), folder / child.ANSWER_FILE)
         request = {"do": "replay", "task": holdings.task, "leaf": holdings.entries[-1].leaf.hex()}

@@ -1,5 +1,6 @@
 """What never changes about an enrolled chain, read once and kept at hand."""
 
+import functools
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -50,7 +51,7 @@ class Chain:
     @cached_property
     def layout(self) -> Layout:
         """Names, types and shapes of its checkpoints."""
-        return Layout.from_bytes(self.layout_bytes, "layout")
+        return _layout(self.layout_bytes)
 
     @cached_property
     def receipts(self) -> dict[str, str]:
@@ -106,6 +107,7 @@ class Chains:
         self._database = database
         self._vault = vault
         self._kept: OrderedDict[str, Chain] = OrderedDict()
+        self._layouts: dict[bytes, bytes] = {}  # Few: every chain of a task has the same.
         self._lock = threading.Lock()
 
     def at_hand(self, enrolment: str) -> Chain | None:
@@ -132,18 +134,24 @@ class Chains:
         if row is None:
             return None
         record = Enrolment.from_bytes(bytes(row.record), "enrolment")
+        layout = bytes(row.layout)
         chain = Chain(
             enrolment,
             record,
             self._vault.open(bytes(row.secret), about_secret(enrolment)),
             self._vault.issuer_of(connection, record.issuer),
-            bytes(row.layout),
+            self._layouts.setdefault(layout, layout),
         )
         with self._lock:
             self._kept[enrolment] = chain
             while len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
         return chain
+
+
+@functools.lru_cache(64)
+def _layout(data: bytes) -> Layout:
+    return Layout.from_bytes(data, "layout")
 
 
 def about_secret(enrolment: str) -> str:

@@ -29,7 +29,7 @@ from polo.registry.log import service as log
 from polo.registry.log.growing import Appended, Growth
 from polo.registry.problems import Problem
 from polo.registry.schema import challenges, commitments, enrolments, objects
-from polo.registry.writing import add_all, change_all, insert_new
+from polo.registry.writing import add_all, change_all, insert_new, together
 
 Draw = Callable[[Connection, Chain, Entry, int, Recorded | None], Waiting | None]
 """Decides whether an entry's receipt waits for a challenge, and opens the challenge."""
@@ -85,10 +85,12 @@ class Group:
         if not self._new:
             return [item for item in found if not isinstance(item, _New)]
         entries = [item.submission.data for item in self._new.values()]
-        self.appended = self.growth.append(
-            self.connection, frontier, entries, self.signers, now=self.now
-        )
-        answers = self._written(self.appended)
+        insert_new(self.connection, objects, self._attached())
+        with together(self.connection):
+            self.appended = self.growth.append(
+                self.connection, frontier, entries, self.signers, now=self.now
+            )
+            answers = self._written(self.appended)
         return [answers[item.index] if isinstance(item, _New) else item for item in found]
 
     def _decided(self, submission: Submission) -> Result | _New:
@@ -174,7 +176,6 @@ class Group:
                 }
             )
         add_all(self.connection, commitments, rows)
-        insert_new(self.connection, objects, self._attached())
         changes = [
             {"shards": count, "changed": self.now, "id": chain} for chain, count in counts.items()
         ]

@@ -17,6 +17,12 @@ from polo.registry.schema import uploads
 MOST_SEGMENTS = 2**16
 """Segments of one shard: a record of 5 MiB, which is read while the prover waits."""
 
+_DIGESTS: dict[str, bytes] = {}
+"""By which digest an entry would name a file that was read in vain: a prover who sends many, and an
+entry that names none of them over and over, has each read once."""
+
+_MOST_DIGESTS = 10_000
+
 CODES.update(
     {
         "commitment.missing-record": "Steps may be drawn from the shard, and its record of them is "
@@ -38,14 +44,14 @@ class Recorded:
     always: frozenset[int]
 
 
-def read(connection: Connection, objects: Objects, chain: Chain, entry: Entry) -> Recorded:
+def read(objects: Objects, chain: Chain, entry: Entry, files: list[str]) -> Recorded:
     """What the record of an entry's shard says, or a `Problem`.
 
     Args:
-        connection: A transaction.
         objects: Where the record is.
         chain: The chain.
         entry: The entry, which names the record by its digest.
+        files: What `held` found.
     """
     # The server starts without numpy.
     from polo.evidence.replay.record import load_moves, segments_of
@@ -63,7 +69,7 @@ def read(connection: Connection, objects: Objects, chain: Chain, entry: Entry) -
         )
     with tempfile.TemporaryDirectory(prefix="polo-") as folder:
         path = Path(folder) / "record"
-        if not fetch(connection, objects, chain, entry.shard, path):
+        if not fetch(objects, files, entry.shard, path):
             raise missing(chain, entry.number)
         try:
             moves = load_moves(path, segments, "record")
@@ -72,21 +78,18 @@ def read(connection: Connection, objects: Objects, chain: Chain, entry: Entry) -
     return Recorded(segments, frozenset(always(moves[:-1], chain.recipe.top)))
 
 
-def fetch(connection: Connection, objects: Objects, chain: Chain, shard: Shard, into: Path) -> bool:
-    """Bring the record that a shard names into a file; whether it is here.
+def held(connection: Connection, chain: Chain, shard: Shard) -> list[str]:
+    """Digests of the files that may be the record of a shard: a prover may have sent several.
 
     Args:
         connection: A transaction.
-        objects: Where it is.
         chain: The chain.
         shard: The shard.
-        into: The file to write.
     """
-    from polo.evidence.replay.record import digest_of, segments_of, size_of
+    from polo.evidence.replay.record import segments_of, size_of
 
     assert chain.recipe is not None
     segments = segments_of(shard.steps, chain.recipe.every)
-    # A prover may have uploaded several; the entry says which of them counts.
     found = connection.execute(
         select(uploads.c.sha256)
         .where(
@@ -97,13 +100,33 @@ def fetch(connection: Connection, objects: Objects, chain: Chain, shard: Shard, 
             uploads.c.state == "stored",
         )
         .distinct()
-    ).scalars()
-    for sha256 in found.all():
-        into.unlink(missing_ok=True)
+    )
+    return list(found.scalars())
+
+
+def fetch(objects: Objects, files: list[str], shard: Shard, into: Path) -> bool:
+    """Bring the record that a shard names into a file; whether it is here.
+
+    Args:
+        objects: Where it is.
+        files: What `held` found.
+        shard: The shard, whose entry says which of them counts.
+        into: The file to write.
+    """
+    from polo.evidence.replay.record import digest_of
+
+    wanted = shard.evidence.get("replay")
+    for sha256 in files:
+        if _DIGESTS.get(sha256, wanted) != wanted:
+            continue
         objects.fetch(key_of(sha256), into)
-        if digest_of(into.read_bytes()) == shard.evidence.get("replay"):
+        found = digest_of(into.read_bytes())
+        if found == wanted:
             return True
-    into.unlink(missing_ok=True)
+        into.unlink()
+        if len(_DIGESTS) >= _MOST_DIGESTS:
+            _DIGESTS.clear()
+        _DIGESTS[sha256] = found
     return False
 
 

@@ -74,9 +74,10 @@ async def committed(request: Request, enrolment: str) -> Answer:
     chain = registry.sequencer.chains.at_hand(enrolment)
     if chain is None:
         chain = await run_in_threadpool(found, registry, enrolment)
-    if given.key == chain.record.identity:
-        # Others cost their address, as long as it is not known that they are registered.
-        callers.charge(request, given.key.hex())
+    if given.key != chain.record.identity:
+        # It costs the address, unless the key took the enrolled one's place.
+        await run_in_threadpool(_check_other, registry, chain, given)
+    callers.charge(request, given.key.hex())
     data, opening = _apart(request, body)
     entry = readable(data, chain)
     matches = recorded = None
@@ -91,6 +92,15 @@ async def committed(request: Request, enrolment: str) -> Answer:
     if opening is None or attached is None:
         return await registry.sequencer.submit(submission)
     return await _submitted(registry, submission, opening)
+
+
+def _check_other(registry: Registry, chain: Chain, given: Authorization) -> None:
+    """Refuse another key than the enrolled one, unless the identity signs with it by now."""
+    with registry.database.read() as connection:
+        standing = standing_of(connection, chain.id)
+    if standing is None:
+        raise _missing()
+    check_caller(standing, given)
 
 
 def _apart(request: Request, body: bytes) -> tuple[bytes, bytes | None]:
@@ -177,8 +187,8 @@ def _read(
     opening: bytes | None,
 ) -> "tuple[int | None, records.Recorded | None]":
     """Bits that read right in the opening, and what the record says; None where it is not due."""
+    assert entry.shard is not None
     with registry.database.read() as connection:
-        recorded = None
         # What is said about the mark tells about the nonce, which nobody has before the receipt.
         previous = service.receipted(connection, chain.id, entry.number - 1)
         if previous is None or service.entry_of(connection, chain.id, entry.number):
@@ -192,8 +202,9 @@ def _read(
             openings.check(connection, chain, entry, opening)
         elif not service.is_opened(connection, chain.id, entry):
             raise unopened(chain, entry.number)
-        if chain.replays:
-            recorded = records.read(connection, registry.objects, chain, entry)
+        files = records.held(connection, chain, entry.shard) if chain.replays else []
+    # Files are read without a connection: the store may be slow, and connections are few.
+    recorded = records.read(registry.objects, chain, entry, files) if chain.replays else None
     matches = openings.matches(registry.objects, chain, previous, entry, opening)
     if opening is not None:
         openings.keep(registry, opening)
@@ -237,5 +248,9 @@ def found(registry: Registry, enrolment: str) -> Chain:
     """The chain, or a `Problem`."""
     chain: Chain | None = registry.sequencer.chains.get(enrolment)
     if chain is None:
-        raise Problem(404, "enrolment.missing", "there is no such enrolment")
+        raise _missing()
     return chain
+
+
+def _missing() -> Problem:
+    return Problem(404, "enrolment.missing", "there is no such enrolment")

@@ -4,39 +4,55 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ARRAY, Connection, String, any_, bindparam, case, func, select
+from sqlalchemy import (
+    ARRAY,
+    ColumnElement,
+    Connection,
+    FromClause,
+    Select,
+    String,
+    any_,
+    bindparam,
+    case,
+    func,
+    select,
+    true,
+)
 
 from polo.registry.commitments.rules import Standing, Submission
 from polo.registry.reading import rows_at
 from polo.registry.schema import commitments, enrolments, identities, objects, requests
 from polo.registry.writing import insert_new
 
-_newest = (
-    select(func.max(commitments.c.shard))
-    .where(commitments.c.enrolment == enrolments.c.id)
-    .correlate(enrolments)
-    .scalar_subquery()
-)
-_STANDINGS = (
-    select(
-        enrolments.c.id,
-        enrolments.c.state,
-        identities.c.key,
-        identities.c.revoked,
-        commitments.c.shard,
-        commitments.c.root,
-        commitments.c.time,
-        case((commitments.c.receipt.is_(None), 1), else_=0).label("waits"),
+
+def _standings_with(newest: FromClause, on: ColumnElement[bool]) -> Select[Any]:
+    return (
+        select(
+            enrolments.c.id,
+            enrolments.c.state,
+            identities.c.key,
+            identities.c.revoked,
+            newest.c.shard,
+            newest.c.root,
+            newest.c.time,
+            case((newest.c.receipt.is_(None), 1), else_=0).label("waits"),
+        )
+        .join(identities, identities.c.id == enrolments.c.identity)
+        .outerjoin(newest, on)
     )
-    .join(identities, identities.c.id == enrolments.c.identity)
-    .outerjoin(
-        commitments,
-        (commitments.c.enrolment == enrolments.c.id) & (commitments.c.shard == _newest),
-    )
+
+
+_own = commitments.c.enrolment == enrolments.c.id
+_last = select(func.max(commitments.c.shard)).where(_own).correlate(enrolments).scalar_subquery()
+_BY_IDS = _standings_with(commitments, _own & (commitments.c.shard == _last)).where(
+    enrolments.c.id.in_(bindparam("ids", expanding=True))
 )
-_BY_IDS = _STANDINGS.where(enrolments.c.id.in_(bindparam("ids", expanding=True)))
-# An array is one value, so the statement stays the same, and PostgreSQL keeps its plan.
-_BY_ARRAY = _STANDINGS.where(enrolments.c.id == any_(bindparam("ids", type_=ARRAY(String))))
+# An array is one value, so the statement stays the same, and PostgreSQL keeps its plan; also one
+# that it made while the table was small, so nothing is left to it that a large table would mind.
+_NEWEST = select(commitments).where(_own).order_by(commitments.c.shard.desc()).limit(1)
+_BY_ARRAY = _standings_with(_NEWEST.lateral("newest"), true()).where(
+    enrolments.c.id == any_(bindparam("ids", type_=ARRAY(String)))
+)
 _OPENINGS = select(objects.c.sha256, objects.c.enrolment).where(
     objects.c.kind == "opening", objects.c.sha256.in_(bindparam("digests", expanding=True))
 )

@@ -11,7 +11,7 @@ from polo.protocol.log_notes import COSIGNATURE, NoteKey
 from polo.protocol.records import Manifest
 from polo.registry.commitments.chains import about_secret
 from polo.registry.context import Registry
-from polo.registry.enrolments import closing
+from polo.registry.enrolments import closing, past
 from polo.registry.enrolments.terms import terms_for
 from polo.registry.events import service as events
 from polo.registry.problems import CODES, Problem
@@ -28,10 +28,14 @@ CODES.update(
         "enrolment.open": "The enrolment is still open.",
         "enrolment.options": "The registry does not enrol with such options.",
         "enrolment.parent": "The enrolment to go on from is not one that can be gone on from.",
-        "enrolment.too-many": "The identity has as many open enrolments as one may have here.",
+        "enrolment.too-many": "The identity has as many enrolments as one may have.",
+        "enrolment.too-many-failed": "The identity has failed more often than one may here.",
         "enrolment.withdrawn": "The enrolment was withdrawn.",
     }
 )
+
+
+_DAY = 86_400
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,7 @@ def make(
     from polo.enrolment import enrol_live
 
     _check_count(registry, connection, identity)
+    _check_past(registry, connection, identity)
     offered, now = registry.tasks.get(task), registry.clock()
     origin = registry.settings.origin
     terms = terms_for(
@@ -123,18 +128,34 @@ def make(
 
 
 def _check_count(registry: Registry, connection: Connection, identity: str) -> None:
-    """Refuse one more than an identity may have open; two at once must not both be the last."""
+    """Refuse one more than an identity may have; two at once must not both be the last.
+
+    Those of the last day count whatever became of them: each leaves a row behind for ever.
+    """
     registry.database.lock(connection, f"enrolments of {identity}")
-    most = registry.settings.max_enrolments
-    open_ = select(func.count()).where(
-        enrolments.c.identity == identity, enrolments.c.state == "open"
-    )
-    if connection.execute(open_).scalar_one() >= most:
+    most, today = registry.settings.max_enrolments, registry.clock() - _DAY
+    counted = (enrolments.c.state == "open") | (enrolments.c.issued > today)
+    query = select(func.count()).where(enrolments.c.identity == identity, counted)
+    if connection.execute(query).scalar_one() >= most:
         raise Problem(
             429,
             "enrolment.too-many",
-            f"{most} enrolments of yours are open, which is the most here",
-            advice="Close chains that are done, or withdraw them: POST /v1/enrolments/ID/withdraw.",
+            f"{most} enrolments of yours are open or of the last day, which is the most here",
+            advice="Close chains that are done, or withdraw them (POST /v1/enrolments/ID/withdraw);"
+            " a day later they count no more.",
+        )
+
+
+def _check_past(registry: Registry, connection: Connection, identity: str) -> None:
+    """Refuse whoever was caught so often that another try is no accident."""
+    others = past.others(connection, identity)
+    count, most = others.failed + others.stuck, registry.settings.max_failed
+    if count >= most:
+        raise Problem(
+            403,
+            "enrolment.too-many-failed",
+            f"{count} chains of yours failed a challenge or are stuck; {most} are the most here",
+            advice="Ask the operator, who can check a stuck answer again or allow more.",
         )
 
 
@@ -238,11 +259,11 @@ def _change(
     **more: Any,
 ) -> Enrolled:
     now = registry.clock()
-    connection.execute(
-        update(enrolments)
-        .where(enrolments.c.id == found.id)
-        .values(state=state, changed=now, **more)
-    )
+    # A challenge may have ended badly since it was read; a chain that failed stays so.
+    same = (enrolments.c.id == found.id) & (enrolments.c.state == found.state)
+    changing = update(enrolments).where(same).values(state=state, changed=now, **more)
+    if connection.execute(changing).rowcount != 1:
+        _check_open(get(connection, found.id))
     retention.settle(registry, connection, found.id)
     events.note(
         connection, f"enrolment.{state}", found.id, actor=found.identity, request=request, now=now

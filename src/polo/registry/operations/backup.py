@@ -128,7 +128,7 @@ def _write_rows(
             made=now,
             version=__version__,
             revision=revision_of(connection),
-            origin=settings.origin,
+            origin=head.origin if head else settings.origin,  # Only its own name restores it.
             size=head.size if head else 0,
             root=head.root if head else None,
             tables={table.name: _count(connection, table) for table in metadata.sorted_tables},

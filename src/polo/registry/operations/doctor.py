@@ -19,6 +19,7 @@ from polo.registry import migrations
 from polo.registry.commitments.chains import about_secret
 from polo.registry.context import wall_clock
 from polo.registry.database import Database
+from polo.registry.enrolments import past
 from polo.registry.jobs import presence
 from polo.registry.log import service as log
 from polo.registry.objects import Objects, key_of
@@ -168,13 +169,18 @@ class _Patient:
         ).scalar()
         if key is None:
             return
-        audit = Audit(connection, self.settings.origin, bytes(key), self.sample)
+        head = log.newest(connection)
+        origin = head.origin if head else self.settings.origin
+        if origin != self.settings.origin:
+            told = f"the log here is {origin!r}, and these settings name {self.settings.origin!r}"
+            advice = f"Give what the registry is started with, or --set origin={origin}"
+            yield Line("origin", WARNING, told, advice)
+        audit = Audit(connection, origin, bytes(key), self.sample)
         faults = list(islice(audit.faults(), _MOST_FAULTS))
         for fault in faults:
             advice = "Stop the registry, keep everything as it is, and restore a backup elsewhere."
             yield Line("log", BAD, fault, advice)
         if not faults:
-            head = log.newest(connection)
             looked = "all" if self.everything else "a sample"
             yield Line("log", OK, f"{head.size if head else 0} entries; {looked} looked at")
 
@@ -262,6 +268,11 @@ class _Patient:
         if count := connection.execute(query).scalar_one():
             told = f"{count} are past their time and still open"
             yield Line("challenges", WARNING, told, "Upkeep is not running: see jobs.")
+        if count := past.stuck_answers(connection):
+            told = f"{count} have an answer that could not be checked, and their trainers wait"
+            advice = "Read why on the operator's page or in the events (challenge.stuck), give the "
+            advice += "queue a machine that can tell, and have them checked again there."
+            yield Line("challenges", WARNING, told, advice)
 
     def _clock(self, connection: Connection) -> Iterator[Line]:
         head = log.newest(connection)

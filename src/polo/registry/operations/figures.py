@@ -8,6 +8,7 @@ from prometheus_client.registry import Collector
 from sqlalchemy import func, select
 
 from polo.registry.context import Registry
+from polo.registry.enrolments import past
 from polo.registry.log import service as log
 from polo.registry.schema import challenges, enrolments, jobs
 
@@ -33,10 +34,12 @@ class _Figures(Collector):
             oldest = connection.execute(select(func.min(jobs.c.due)).where(waiting)).scalar()
             open_ = challenges.c.state == "open"
             asked = connection.execute(select(func.count()).where(open_)).scalar_one()
+            stuck = past.stuck_answers(connection)
         yield _gauge("polo_log_entries", "Entries of the log.", head.size if head else 0)
         yield _gauge("polo_commitments_waiting", "Commitments that wait for the log's writer.",
                      self._registry.sequencer.waiting)  # fmt: skip
         yield _gauge("polo_challenges_open", "Challenges that wait for an answer.", asked)
+        yield _gauge("polo_challenges_stuck", "Answers that could not be checked.", stuck)
         late = max(0, now - oldest) if oldest is not None else 0
         yield _gauge("polo_jobs_late_seconds", "How long the oldest job has been due.", late)
         states = GaugeMetricFamily("polo_enrolments", "Enrolments by state.", labels=["state"])

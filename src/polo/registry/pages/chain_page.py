@@ -31,6 +31,7 @@ _WANTED = {"checkpoint": "whole checkpoint", "replay": "replay"}
 _ENDS = {
     "open": ("open", "asked for"),
     "answered": ("open", "being checked"),
+    "stuck": ("open", "could not be checked"),
     "passed": ("passed", "passed"),
     "failed": ("failed", "failed"),
 }
@@ -136,6 +137,7 @@ def _live(chain: Chain, to: int | None) -> dict[str, Any]:
         "needed": f"{chain.record.terms.thresholds.verify / MILLION:g}",
         "newest": chain.lines[-1] if chain.lines else None,
         "asked": _newest_asked(chain),
+        "witnesses": any(item.settings.get("witnesses") for item in chain.record.terms.evidence),
         "saying": saying(chain),
     }
 
@@ -157,7 +159,8 @@ def _checks(chain: Chain, line: ShardLine) -> Iterator[tuple[str, str]]:
         look = "passed" if plots.status_of(chain, line) is not Status.FAILED else "failed"
         yield look, f"mark read: {line.read} of {line.bits} bits"
     for item in line.challenges:
-        look, end = _ENDS.get(item.state, ("note", item.state))
+        state = "stuck" if item.is_stuck else item.state
+        look, end = _ENDS.get(state, ("note", state))
         yield look, f"{_WANTED.get(item.kind, item.kind)} {end}"
 
 

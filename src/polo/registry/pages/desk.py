@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, not_, select
 
 from polo.registry import schema
+from polo.registry.enrolments.past import GOING, STUCK
 from polo.registry.pages import queries
 from polo.registry.tokens import service as tokens
 
@@ -28,13 +29,15 @@ class JobLine:
 
 @dataclass(frozen=True)
 class PendingChallenge:
-    """A challenge that nobody has answered yet, or whose answer is being checked."""
+    """A challenge that nobody has answered yet, or whose answer is being checked, or cannot be."""
 
+    id: str
     enrolment: str
     shard: int | None
     kind: str
     state: str
     due: int
+    detail: str
 
 
 @dataclass(frozen=True)
@@ -93,9 +96,11 @@ def _jobs(connection: Connection) -> list[JobLine]:
 
 
 def _challenges(connection: Connection) -> list[PendingChallenge]:
-    c = schema.challenges.c
-    query = select(c.enrolment, c.shard, c.kind, c.state, c.due)
-    query = query.where(c.state.in_(("open", "answered"))).order_by(c.due).limit(MOST)
+    c, chains = schema.challenges.c, schema.enrolments.c
+    query = select(c.id, c.enrolment, c.shard, c.kind, c.state, c.due, c.detail)
+    # Of a chain that was given up nobody waits for an answer, and many such must not hide others.
+    query = query.join(schema.enrolments, chains.id == c.enrolment).where(chains.state.in_(GOING))
+    query = query.where(c.state.in_(("open", "answered"))).order_by(not_(STUCK), c.due).limit(MOST)
     return [PendingChallenge(*row) for row in connection.execute(query)]
 
 

@@ -14,6 +14,7 @@ from starlette.datastructures import FormData
 
 from polo.registry import callers
 from polo.registry.callers import Caller, registry_of, request_id
+from polo.registry.challenges import service as challenges
 from polo.registry.context import Registry
 from polo.registry.identities import service as identities
 from polo.registry.pages import desk, forms, render
@@ -25,6 +26,7 @@ router = APIRouter(include_in_schema=False)
 Here = Annotated[Registry, Depends(registry_of)]
 
 DONE = {
+    "challenge": "The answer will be checked again.",
     "identity": "The identity was revoked.",
     "job": "The job will be done again.",
     "token": "The token was revoked.",
@@ -113,6 +115,18 @@ def verify(request: Request, registry: Here, caller: Operator, enrolment: str) -
         service.ask(registry, connection, enrolment, None, actor=caller.actor)
 
     return _act(request, registry, caller, "verification", act)
+
+
+@router.post("/operator/challenges/{challenge}/check")
+def check_again(request: Request, registry: Here, caller: Operator, challenge: str) -> Response:
+    """Has an answer checked again that could not be checked."""
+    return _act(
+        request,
+        registry,
+        caller,
+        "challenge",
+        lambda c, who: challenges.check_again(registry, c, challenge, **who),
+    )
 
 
 @router.post("/operator/jobs/{number}/retry")

@@ -48,6 +48,11 @@ class Challenge:
     due: int
     ended: int | None
 
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the registry could not check the answer."""
+        return self.state == "answered" and bool(self.detail)
+
 
 @dataclass(frozen=True)
 class Said:
@@ -133,6 +138,7 @@ class Chain:
     late_challenges: Sequence[Challenge] = ()
     verifications: Sequence[VerificationLine] = field(default_factory=tuple)
     kept: Kept = Kept(0, None, None)
+    seen: int = 0
 
     @property
     def metric(self) -> str:
@@ -223,6 +229,7 @@ def chain(connection: Connection, key: str) -> Chain | None:
         late_challenges=[item for item in asked if item.shard is None],
         verifications=verifications(connection, key),
         kept=standing(connection, key),
+        seen=seen(connection, key),
     )
 
 
@@ -242,7 +249,11 @@ def version(connection: Connection, key: str, *, everything: bool) -> str | None
     given = select(func.count(), func.max(schema.commitments.c.time)).where(
         schema.commitments.c.enrolment == key, schema.commitments.c.receipt.is_not(None)
     )
-    states = select(asked.c.id, asked.c.state).where(asked.c.enrolment == key).order_by(asked.c.id)
+    states = (
+        select(asked.c.id, asked.c.state, asked.c.detail)
+        .where(asked.c.enrolment == key)
+        .order_by(asked.c.id)
+    )
     runs = select(checks.c.id, checks.c.state, checks.c.progress).where(checks.c.enrolment == key)
     if not everything:
         runs = runs.where(checks.c.state == "done")
@@ -250,7 +261,17 @@ def version(connection: Connection, key: str, *, everything: bool) -> str | None
         [list(item) for item in connection.execute(query)]
         for query in (given, states, runs.order_by(checks.c.id))
     ]
-    return json.dumps([list(row), *found, dataclasses.astuple(standing(connection, key))])
+    kept = dataclasses.astuple(standing(connection, key))
+    return json.dumps([list(row), *found, kept, seen(connection, key)])
+
+
+def seen(connection: Connection, key: str) -> int:
+    """How many entries of a chain stand under a checkpoint that a witness cosigned."""
+    newest = witnessed(connection)
+    own = schema.commitments.c.enrolment == key
+    under = schema.commitments.c.index < (newest[0] if newest else 0)
+    query = select(func.count()).select_from(schema.commitments).where(own, under)
+    return connection.execute(query).scalar_one()
 
 
 def challenges(connection: Connection, key: str) -> list[Challenge]:

@@ -52,6 +52,7 @@ class VerdictView:
     more: int
     counts: str
     challenges: str
+    others: str
     key: bytes
     has_report: bool
 
@@ -89,6 +90,7 @@ def view(record: SignedVerdict, start: str) -> VerdictView:
         more=max(0, len(problems) - MOST_PROBLEMS),
         counts=_counts(record),
         challenges=_challenges(record),
+        others=_others(record),
         key=record.issuer,
         has_report=record.report is not None,
     )
@@ -115,6 +117,15 @@ def _challenges(record: SignedVerdict) -> str:
         return "The registry drew no challenge."
     passed = sum(item.state == "passed" for item in record.challenges)
     return f"Of {counted(len(record.challenges), 'challenge')} {passed} passed."
+
+
+def _others(record: SignedVerdict) -> str:
+    """A sentence where the identity's other chains give reason to look twice; else nothing."""
+    others = record.others
+    said = {"failed": others.failed, "were withdrawn": others.withdrawn, "are stuck": others.stuck}
+    said["wait for a challenge to end"] = others.waiting
+    found = ", ".join(f"{count} {words}" for words, count in said.items() if count)
+    return f"Of the same identity's other chains here {found}." if found else ""
 
 
 def _check(item: CheckRecord) -> Check:

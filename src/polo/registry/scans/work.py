@@ -72,8 +72,9 @@ class Subject:
 
 
 def give_up(registry: Registry, scan: str, error: str) -> None:
-    """Note that a scan failed for good."""
-    _end(registry, scan, "broken", {"problem": f"the scan failed: {error[:500]}"})
+    """Note that a scan failed for good; how, may be about this machine, and is in its job."""
+    LOGGER.warning("scan %s is given up: %s", scan, error)
+    _end(registry, scan, "broken", {"problem": "the scan failed, again and again"})
     with registry.database.read() as connection:
         asked = get(connection, scan)
     if asked.enrolment is None:

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, and_, delete, func, or_, select, update
+from sqlalchemy import Connection, Row, and_, delete, func, not_, or_, select, update
 
 from polo.protocol.records import Enrolment
 from polo.registry.context import Registry
+from polo.registry.enrolments.past import GOING, STUCK
 from polo.registry.events.service import note
 from polo.registry.objects import key_of
 from polo.registry.schema import (
@@ -93,8 +94,12 @@ def unsettled(connection: Connection) -> list[str]:
 def over(connection: Connection, now: int, limit: int) -> Sequence[Row[Any]]:
     """Files whose time is over and that nothing needs that is still under way."""
     running = select(verifications.c.enrolment).where(verifications.c.state.in_(_BUSY))
-    asked = select(challenges.c.answer).where(
-        challenges.c.state.in_(("open", "answered")), challenges.c.answer.is_not(None)
+    # What is stuck stays so for ever; of a chain that has ended nobody waits for it.
+    asked = (
+        select(challenges.c.answer)
+        .join(enrolments, enrolments.c.id == challenges.c.enrolment)
+        .where(challenges.c.state.in_(("open", "answered")), challenges.c.answer.is_not(None))
+        .where(or_(enrolments.c.state.in_(GOING), not_(STUCK)))
     )
     query = (
         select(objects)

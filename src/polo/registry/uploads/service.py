@@ -4,7 +4,7 @@ import secrets
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, func, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Row, delete, func, or_, select, update
 
 from polo.errors import PoloError
 from polo.registry.context import Registry
@@ -116,6 +116,11 @@ def begin(registry: Registry, identity: str, wanted: Wanted) -> Upload:
         if known := _known(connection, wanted, now, here):
             return known
         there = _stored(connection, wanted)
+        if there and (same := _same(connection, wanted, uploads.c.state == "stored")):
+            # The newest file of a shard counts, and this one was sent last; it needs no other row.
+            renewed = update(uploads).where(uploads.c.id == same.id).values(made=now)
+            connection.execute(renewed)
+            return replace(same, made=now)
         if not there:
             _check_count(connection, wanted.enrolment, now)
             _check_kept(connection, wanted)
@@ -278,14 +283,15 @@ def _row(connection: Connection, enrolment: str) -> Row[Any]:
 
 def _known(connection: Connection, wanted: Wanted, now: int, here: str) -> Upload | None:
     """The open upload of the same file, to go on with; one whose pieces another has is left."""
-    row = connection.execute(
-        select(uploads).where(
-            *(uploads.c[name] == value for name, value in wanted.__dict__.items()),
-            uploads.c.state == "open",
-            uploads.c.expires > now,
-            or_(uploads.c.server == here, uploads.c.server.is_(None)),
-        )
-    ).first()
+    ours = or_(uploads.c.server == here, uploads.c.server.is_(None))
+    return _same(connection, wanted, uploads.c.state == "open", uploads.c.expires > now, ours)
+
+
+def _same(
+    connection: Connection, wanted: Wanted, *conditions: ColumnElement[bool]
+) -> Upload | None:
+    own = [uploads.c[name] == value for name, value in wanted.__dict__.items()]
+    row = connection.execute(select(uploads).where(*own, *conditions)).first()
     return Upload.of(row) if row else None
 
 

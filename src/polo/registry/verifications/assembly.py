@@ -132,28 +132,29 @@ class Holdings:
             elif file.sha256.hex() in self.files:
                 registry.objects.fetch(key_of(file.sha256), path)
 
-    def write_so_far(self, registry: Registry, connection: Connection, into: Path) -> None:
+    def write_so_far(self, registry: Registry, into: Path) -> None:
         """Write what steps of the newest shard are run again from: records, nonces, layout.
 
         Args:
             registry: The registry, whose objects are fetched.
-            connection: A transaction.
             into: The folder to make.
         """
         from polo.storage.folder import evidence_path, nonce_path
 
-        manifest, chain = self.so_far(), registry.sequencer.chains.load(connection, self.id)
+        manifest, chain = self.so_far(), registry.sequencer.chains.get(self.id)
         assert chain is not None
+        with registry.database.read() as connection:
+            held = [recorded.held(connection, chain, shard) for shard in manifest.shards]
         for name in ("", "nonces", "evidence/replay"):
             (into / name).mkdir(parents=True, mode=0o700)
         (into / MANIFEST).write_bytes(manifest.to_bytes())
         (into / LAYOUT).write_bytes(self.layout)
-        for entry, shard in zip(self.entries, manifest.shards, strict=False):
+        for entry, shard, files in zip(self.entries, manifest.shards, held, strict=False):
             nonce = live_nonce(self.secret, entry)
             (into / nonce_path(shard.shard)).write_bytes(nonce.to_bytes())
             path = into / evidence_path("replay", shard.shard)
             # It was here when the shard was committed to.
-            if not recorded.fetch(connection, registry.objects, chain, shard, path):
+            if not recorded.fetch(registry.objects, files, shard, path):
                 raise StoreError("a record is not here any more", place=f"shard {shard.shard}")
 
 

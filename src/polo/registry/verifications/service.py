@@ -12,6 +12,7 @@ from polo.protocol.records import LEVELS
 from polo.protocol.verdicts import MAX_CHECKS, Asked, CheckRecord, SignedVerdict
 from polo.registry.challenges import service as challenges
 from polo.registry.context import Registry
+from polo.registry.enrolments import past
 from polo.registry.events.service import note
 from polo.registry.problems import CODES, Problem
 from polo.registry.schema import verifications
@@ -151,6 +152,7 @@ def signed(
     checks, left_out = _records(verdict["checks"])
     issuer = registry.vault.issuer_of(connection, holdings.enrolment.issuer)
     asked = challenges.of_enrolment(connection, holdings.id)
+    identity = row_of(connection, holdings.id).identity
     record = SignedVerdict(
         origin=registry.settings.origin,
         enrolment=holdings.enrolment.digest,
@@ -161,6 +163,7 @@ def signed(
         checks=checks,
         left_out=left_out,
         challenges=tuple(Asked(row.kind, row.shard or 0, row.state) for row in asked),
+        others=past.others(connection, identity, but=holdings.id),
         report=report,
         version=__version__,
         time=registry.clock(),

@@ -14,7 +14,7 @@ from polo.registry.context import Registry
 from polo.registry.events.service import note
 from polo.registry.jobs import Later, handler
 from polo.registry.objects import key_of
-from polo.registry.schema import commitments, issuer_keys, jobs, objects, verifications
+from polo.registry.schema import commitments, issuer_keys, objects, verifications
 from polo.registry.uploads import retention
 from polo.registry.verifications import child, sandbox, service
 from polo.registry.verifications.assembly import Holdings, row_of
@@ -84,12 +84,7 @@ def _being_checked(connection: Connection, enrolment: str) -> bool:
         for each in challenges.of_enrolment(connection, enrolment)
         if each.shard is not None and each.state == "answered"
     ]
-    waiting = select(jobs.c.id).where(
-        jobs.c.kind == "challenges.check",
-        jobs.c.subject.in_(shown),
-        jobs.c.state.in_(("waiting", "running")),
-    )
-    return bool(shown) and connection.execute(waiting).first() is not None
+    return challenges.is_being_checked(connection, shown)
 
 
 def _lay_out(

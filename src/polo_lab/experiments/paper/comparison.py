@@ -7,7 +7,7 @@ from typing import Any
 
 from polo_lab.attacks.effort import ATTACKS
 from polo_lab.attacks.victim import Victim
-from polo_lab.baselines import pol_hash, pol_vanilla, watermark_only, zk
+from polo_lab.baselines import chain, pol_hash, pol_vanilla, watermark_only, zk
 from polo_lab.baselines.job import Job
 from polo_lab.effort.case import Attempt, Case
 from polo_lab.effort.catalogue import Key
@@ -104,12 +104,11 @@ def _replayed(method: str, asked: Mapping[str, Any], folder: Path) -> Found:
     row = module.run(asked, folder)
     training = sum(row["seconds"].values())
     found = {name: _cheated(row["cheats"], cheats) for name, cheats in REPLAYED.items()}
-    copied = _copied(method, asked, folder)
-    shown = Job.of(asked).samples
+    copied, shown = _copied(method, asked, folder), row["verify_all"]["data_bytes_shown"]
     return {
         "ownership": _held(not copied, f"a copy under another's name accepted: {copied}"),
         **found,
-        "no-data": _held(False, f"all {shown} samples are at hand to whoever runs them again"),
+        "no-data": _held(not shown, f"{shown:,} bytes of data shown to run all steps again"),
         **_times(row["generation_seconds"], row["verify_all"]["total_seconds"], training),
     }
 
@@ -144,13 +143,12 @@ def _polo(settings: Settings, bench: Bench, *, alone: bool) -> Found:
     honest = _judged(case, bench, "")
     shown = 0 if alone else honest.replayed
     if alone:
-        times = _times(
-            sum(victim.made.spent.values()),
-            honest.verifying - honest.replaying,
-            victim.made.seconds["training"],
-        )
+        checked = chain.verify(victim.made, victim.job, "all").total
+        times = _times(sum(victim.made.spent.values()), checked, victim.seconds)
     else:
-        times = _times(case.victim.waiting, honest.verifying, case.victim.seconds)
+        # Whoever is challenged takes steps again to answer: that is proving, too.
+        proving = case.victim.proving + honest.answering
+        times = _times(proving, honest.verifying, case.victim.seconds)
     levels = ("chain",) if alone else ("chain", "start", "progress", "replay")
     return {
         "ownership": _held(claim, f"the owner is named in the model: {claim}"),

@@ -119,9 +119,10 @@ def _words(pooled: dict[str, list[float]]) -> str:
     parts = []
     if pooled["sealed"] and pooled["stranger"]:
         low, high = max(pooled["stranger"]), min(pooled["sealed"])
+        apart = "between them any threshold tells" if low < high else "no threshold tells"
         parts.append(
             f"Honest marks in their own checkpoints read at least {high:.3f}, strangers at most "
-            f"{low:.3f}: between them any threshold tells one from the other."
+            f"{low:.3f}: {apart} one from the other."
         )
     attacked = [eta for kind in ("ofa", "wma", "takeover") for eta in pooled[kind]]
     if attacked:
@@ -133,9 +134,11 @@ def _words(pooled: dict[str, list[float]]) -> str:
     forged = [eta for kind in ("forged-ofa", "forged-wma") for eta in pooled[kind]]
     if forged:
         passing = sum(eta >= chosen for eta in forged)
+        least = min(pooled["sealed"], default=1.0)
+        alike = sum(eta >= least for eta in forged)
         parts.append(
-            f"{passing} of {len(forged)} forged marks pass it: no threshold on η alone keeps "
-            "forgers out, whose marks read as well as honest ones."
+            f"{passing} of {len(forged)} forged marks pass it, and {alike} read as well as the "
+            "weakest honest one, which no threshold on η alone keeps out."
         )
     return " ".join(parts)
 

@@ -90,12 +90,12 @@ _HEAD = (
 )  # fmt: skip
 
 _WORDS = """\
-Every checkpoint of an owner's chain is attacked, with RIGA's marks as in the paper. OFA fine-tunes
-all weights with the training data at a tenth of the learning rate, five rounds for 2048 bits and
-three for fewer; WMA overwrites the weights that the thief's mark sits in, without data; *least* is
-WMA moving them as little as the mark asks for, which the paper does not have. η is that of the
-owner's mark of each shard afterwards, on average. *Thief's proof*: whether level chain alone
-accepts it."""
+Every checkpoint of an owner's chain is attacked, with RIGA's marks as in the paper, of the owner's
+size. OFA fine-tunes all weights with the training data at a tenth of the learning rate, five rounds
+for 2048 bits and three for fewer; WMA overwrites the weights that the thief's mark sits in, without
+data; *least* is WMA moving them as little as the mark asks for, which the paper does not have. A
+mark that cannot be pressed ends an attack early. η is that of the owner's mark of each shard
+afterwards, on average. *Thief's proof*: whether level chain alone accepts it."""
 
 
 def tables(recording: Recording) -> Iterator[Table]:
@@ -119,7 +119,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
         row["data"],
         str(row["bits"]),
         row["attack"],
-        str(row["attacked_shards"]),
+        f"{row['attacked_shards']} of {row['honest_shards']}",
         seconds(row["attack_seconds"]),
         ratio(row["attack_seconds"], row["honest_seconds"]),
         percent(row["owner_eta_mean"]),

@@ -48,7 +48,8 @@ def _section(name: str, recording: Recording) -> Iterator[str]:
     charts = experiment.charts(recording)
     for chart, file in zip(charts, names(name, len(charts), "svg"), strict=True):
         yield f"![{chart.title}](../results/{FIGURES}/{file})"
-    if others := [line for line in recording.lines if line.ended != lines.DONE]:
+    others = [line for line in recording.lines if line.ended != lines.DONE]
+    if others and not experiment.recorded:
         yield "Refused, diverged or crashed:"
         yield "\n".join(f"- {line.key}: {line.ended}. {line.note}" for line in others)
 

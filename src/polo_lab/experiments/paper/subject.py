@@ -181,6 +181,7 @@ def train_marked(subject: Subject, marking: Marking, folder: Path) -> Marked:
     found = train(subject.start(), subject.feed, subject.course, prover=prover)
     began = time.perf_counter()
     proof = prover.finish()
+    seconds = found.seconds + time.perf_counter() - began
     return Marked(
         subject=subject,
         model=found.model,
@@ -189,7 +190,7 @@ def train_marked(subject: Subject, marking: Marking, folder: Path) -> Marked:
         terms=terms,
         proof=proof,
         issuer=issuer,
-        seconds=found.seconds + time.perf_counter() - began,
+        seconds=seconds,
         spent={"embedding": prover.timings.embedding, "sealing": prover.timings.sealing},
     )
 

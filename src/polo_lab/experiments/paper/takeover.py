@@ -58,15 +58,20 @@ _HEAD = (
 )  # fmt: skip
 
 _WORDS = """\
-From every checkpoint the attacker fine-tunes by the paper's equations 7 and 8, with λ_blind = 0.1,
-until its own mark has settled and the owner's reads below 0.70, or for 20 epochs. It cannot read
-the owner's mark; who measures can, and lets it stop when it would if it could."""
+From every checkpoint the attacker fine-tunes by the paper's equations 7 and 8, with λ_blind =
+{blind}, until its own mark has settled and the owner's reads below {eta_ver}, or for {most} epochs.
+It cannot read the owner's mark; who measures can, and lets it stop when it would if it could."""
 
 
 def tables(recording: Recording) -> Iterator[Table]:
     """What became of every shard."""
-    cells = [one for line in recording.done for one in _cells(line.values)]
-    yield Table("Multi-shard takeover", _HEAD, cells, _WORDS)
+    rows = [line.values for line in recording.done]
+    told = {
+        name: " or ".join(dict.fromkeys(f"{row[name]:g}" for row in rows))
+        for name in ("blind", "eta_ver", "most")
+    }
+    cells = [one for row in rows for one in _cells(row)]
+    yield Table("Multi-shard takeover", _HEAD, cells, _WORDS.format(**told))
 
 
 def _cells(row: dict[str, Any]) -> Iterator[tuple[str, ...]]:
