@@ -35,10 +35,15 @@ class PoloError(Exception):
         super().__init__(message)
         self.message = message
         self.place = place
-        self.advice = advice
+        self.advise(advice)
 
     def __str__(self) -> str:
         return f"{self.place}: {self.message}" if self.place else self.message
+
+    def advise(self, advice: str) -> None:
+        """Say what to do about it, in a traceback, too."""
+        self.advice = advice
+        self.__notes__ = [f"what to do: {advice}"] if advice else []
 
     def diagnostics(self) -> str:
         """The error as a person should read it, advice included."""

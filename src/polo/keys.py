@@ -52,10 +52,11 @@ class Identity:
         try:
             data = _read(Path(path))
         except StoreError as error:
-            error.advice = (
-                "polo keygen makes a key. A lost one cannot be replaced; see Keys in "
-                "docs/threat-model.md."
-            )
+            if not Path(path).exists():
+                error.advise(
+                    "polo keygen makes a key. A lost one cannot be replaced; see Keys in "
+                    "docs/threat-model.md."
+                )
             raise
         if b"PUBLIC KEY" in data:
             raise SignatureError(

@@ -117,8 +117,9 @@ def test_training_stops_by_choice_and_goes_on_later(
 
 
 def test_the_last_receipt_does_not_come(
-    registry: Any, enrolled: Enrol, train: Train, task: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    registry: Any, enrolled: Enrol, train: Train, task: Any, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
     monkeypatch.setattr("polo.prover.receiving.GRACE", 0.1)
 
     def each(epoch: int, prover: polo.Prover) -> None:
@@ -128,6 +129,7 @@ def test_the_last_receipt_does_not_come(
     with pytest.warns(ReceiptWarning) as told:
         proof = train(enrolled(), epochs=3, each=each, wait=0.3)
     assert "polo submit" in str(told[-1].message)
+    assert "waiting for it, at most 0 s" in caplog.text  # Not in silence.
     assert proof.shards == 3
     assert proof.manifest.finished
     assert proof.manifest.shards[-1].receipt is None

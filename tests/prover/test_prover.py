@@ -1,6 +1,8 @@
 """The object a trainer holds: when it seals, what it refuses, what it counts."""
 
 import logging
+import re
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -84,6 +86,14 @@ def test_one_shard_an_epoch(start: Callable[..., Run]) -> None:
             assert (sealed.shard, sealed.epochs, sealed.steps) == (number, 1, 8)
             assert run.prover.shards == number
     assert [shard.shard for shard in run.prover.finish().manifest.shards] == [1, 2, 3]
+
+
+def test_what_a_loop_prints_fits_on_a_line(start: Callable[..., Run]) -> None:
+    run = start()
+    with run.attach():
+        run.epoch()
+        assert re.fullmatch(r"Progress\(shard=1, bits read \d+/\d+, sealed\)", str(run.end()))
+    assert re.fullmatch(r"Proof\('\S+', shards=1, outside=0\)", str(run.prover.finish()))
 
 
 def test_training_goes_on_from_the_sealed_weights(start: Callable[..., Run]) -> None:
@@ -334,7 +344,8 @@ def test_the_log_never_tells_nonces_or_secrets(
 def test_another_key_is_refused_before_anything_is_written(enrol: Enrol, tmp_path: Path) -> None:
     with pytest.raises(SignatureError, match="not the one that was enrolled") as caught:
         polo.Prover(enrol(), key=polo.Identity.generate(), store=tmp_path / "proof")
-    assert caught.value.advice
+    shown = "".join(traceback.format_exception(caught.value))
+    assert f"what to do: {caught.value.advice}\n" in shown
     assert list(tmp_path.iterdir()) == []
 
 

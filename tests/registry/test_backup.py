@@ -129,6 +129,7 @@ def test_a_restored_registry_has_every_row(registry, client, tmp_path, other_set
     with registry.database.begin() as connection:
         registry.jobs.enqueue(connection, "nothing", chain.id, due=registry.clock() + 9)
         events.note(connection, "done", chain.id, "ünïcode \u2603 \n", actor="test", now=7)
+    registry.jobs.stop()  # Else it goes on between the backup and the look.
     path = tmp_path / "backup.tar"
     backup(registry.settings, path)
     before = rows_of(registry)
@@ -138,6 +139,15 @@ def test_a_restored_registry_has_every_row(registry, client, tmp_path, other_set
         assert rows_of(restored) == before
     finally:
         restored.close()
+
+
+def test_a_backup_is_of_the_log_that_is_there(registry, client, tmp_path, other_settings):
+    chain_of(registry).commit(client)
+    path = tmp_path / "backup.tar"
+    # As after `serve --port 9000`, where the backup was not told of the port.
+    made = backup(replace(registry.settings, origin="another.test"), path)
+    assert made.about.origin == registry.settings.origin
+    restore(other_settings, path)
 
 
 def test_standard_tools_can_check_a_backup(registry, tmp_path):

@@ -60,6 +60,15 @@ def test_a_healthy_registry_has_nothing(registry, chain, everything):
     }
 
 
+def test_settings_that_name_another_log(registry, chain):
+    settings = replace(registry.settings, origin="another.test")
+    lines = list(examine(settings, everything=True, clock=registry.clock))
+    [told] = [line for line in lines if line.about == "origin"]
+    assert told.state == WARNING
+    assert "--set origin=registry.test/log" in told.advice
+    assert [line.state for line in lines if line.about == "log"] == [OK]
+
+
 def test_others_who_may_look(registry):
     registry.settings.data.chmod(0o755)
     (registry.settings.data / "data.key").chmod(0o640)

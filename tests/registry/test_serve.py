@@ -16,8 +16,10 @@ import httpx2
 import pytest
 
 from polo.cli import run
+from polo.registry.context import Registry
 from polo.registry.migrations import latest
 from polo.registry.serving import server_of
+from polo.registry.settings import Settings
 
 POLO = Path(sys.executable).with_name("polo")
 
@@ -158,11 +160,29 @@ def test_a_port_in_use_is_said_and_nothing_is_made(tmp_path, capsys):
 
 def test_a_folder_that_is_none_is_said(tmp_path, capsys):
     (tmp_path / "file").write_text("here first")
-    assert run(["registry", "token", "x", "--data", str(tmp_path / "file")]) == 2
+    assert run(["registry", "serve", "--port", "0", "--data", str(tmp_path / "file")]) == 2
     assert "--data FOLDER" in capsys.readouterr().err
 
 
-def test_a_token_does_not_wait_for_the_whole_server(in_child, tmp_path):
+@pytest.mark.parametrize(
+    "command", [["token", "x"], ["keys", "rotate"], ["keys", "rotate", "--log"]]
+)
+@pytest.mark.parametrize("name", ["nowhere", "file"])
+def test_where_no_registry_is_none_is_made_by_the_way(tmp_path, capsys, command, name):
+    (tmp_path / "file").write_text("here first")
+    assert run(["registry", *command, "--data", str(tmp_path / name)]) == 2
+    assert "there is no registry here" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.fixture
+def begun(tmp_path):
+    """The folder of a registry that was started once."""
+    Registry.open(Settings.load(data=tmp_path)).close()
+    return tmp_path
+
+
+def test_a_token_does_not_wait_for_the_whole_server(in_child, begun):
     code = """
 import sys
 from polo.cli import run
@@ -170,7 +190,7 @@ assert run(["registry", "token", "x", "--data", sys.argv[1]]) == 0
 assert "polo.registry.pages" not in sys.modules
 assert "polo.registry.app" not in sys.modules
 """
-    in_child(code, tmp_path)
+    in_child(code, begun)
 
 
 def test_another_database_is_not_migrated_by_itself(tmp_path, capsys):
@@ -183,9 +203,9 @@ def test_another_database_is_not_migrated_by_itself(tmp_path, capsys):
     assert f"{latest()} -> empty" in capsys.readouterr().out
 
 
-def test_a_token_is_made_at_the_machine(tmp_path, capsys):
+def test_a_token_is_made_at_the_machine(begun, capsys):
     arguments = ["registry", "token", "Ada", "--role", "auditor", "--scope", "read"]
-    assert run([*arguments, "--data", str(tmp_path)]) == 0
+    assert run([*arguments, "--data", str(begun)]) == 0
     assert token_in(capsys.readouterr().out)
 
 

@@ -37,8 +37,7 @@ from polo.errors import PoloError
 
 app = App(
     name="polo",
-    help="Prove that you trained a model and that it is yours.",
-    help_epilogue="Start with: polo quickstart",
+    help="Prove that you trained a model and that it is yours.\n\nStart with: polo quickstart",
     version=__version__,
     help_format="plaintext",
     suppress_keyboard_interrupt=False,

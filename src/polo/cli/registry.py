@@ -143,9 +143,7 @@ def rotate(*, log: Flag = False, json: Flag = False, options: Options = DEFAULT)
         Print JSON.
     """
     need_parts()
-    from polo.registry.context import Registry
-
-    opened = Registry.open(load(options))
+    opened = _open(options)
     try:
         now = opened.clock()
         key = _rotated(opened, log, now)
@@ -213,12 +211,11 @@ def token(
     """
     need_parts()
     from polo.registry.callers import SCOPES
-    from polo.registry.context import Registry
     from polo.registry.tokens import service
 
     if not 0 < len(name) <= 128 or (days is not None and not 1 <= days <= 3650):
         raise FormatError("a token has a name of 1 to 128 letters, for 1 to 3650 days")
-    opened = Registry.open(load(options))
+    opened = _open(options)
     try:
         with opened.database.begin() as connection:
             made, secret = service.make(
@@ -236,6 +233,21 @@ def token(
         print_json({"id": made.id, "token": secret, "expires": made.expires})
     else:
         print(secret)
+
+
+def _open(options: Options) -> "Registry":
+    """The registry that the settings name, which must have been started before."""
+    from polo.registry.context import Registry
+    from polo.registry.vault import KEY_FILE
+
+    settings = load(options)
+    if not (settings.data / KEY_FILE).exists():
+        raise StoreError(
+            "there is no registry here",
+            place=str(settings.data),
+            advice="Name its folder: --data FOLDER; polo registry serve makes a new one.",
+        )
+    return Registry.open(settings)
 
 
 def load(options: Options, **flags: object) -> "Settings":

@@ -131,7 +131,7 @@ def _opened_base(path: Path) -> FileCheckpoint:
     try:
         return FileCheckpoint.any(path)
     except PoloError as error:
-        error.advice = error.advice or _BASE_ADVICE
+        error.advise(error.advice or _BASE_ADVICE)
         raise
 
 

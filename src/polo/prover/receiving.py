@@ -95,7 +95,11 @@ class Receiving:
         """Wait for the answer to the last commitment; whether it came."""
         if self._open is None:
             return True
-        if not self._wait(self._open, seconds):
+        if not self._wait(self._open, min(seconds, GRACE)) and seconds > GRACE:
+            trouble = self._nonces.trouble or "the registry takes its time"
+            told = "no receipt for shard %d yet (%s); waiting for it, at most %.0f s"
+            logger.warning(told, self._shard, trouble, seconds)
+        if not self._wait(self._open, seconds - GRACE):
             return False
         self._bring_in(self._open.result())
         return True

@@ -19,6 +19,9 @@ class Proof:
     path: Path
     manifest: Manifest
 
+    def __repr__(self) -> str:
+        return f"Proof({str(self.path)!r}, shards={self.shards}, outside={self.outside})"
+
     @property
     def shards(self) -> int:
         """Number of sealed shards."""
@@ -43,6 +46,11 @@ class Progress:
     shard: int
     reading: Reading
     sealed: Shard | None
+
+    def __repr__(self) -> str:
+        state = "sealed" if self.sealed else "not sealed"
+        read = f"{self.reading.matches}/{self.reading.bits}"
+        return f"Progress(shard={self.shard}, bits read {read}, {state})"
 
 
 @dataclass

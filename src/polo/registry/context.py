@@ -97,7 +97,7 @@ class Registry:
                 vault.prepare(connection, clock())
                 _same_log(connection, settings.origin)
             sequencer = Sequencer(database, vault, origin=settings.origin, clock=clock, draw=draw)
-            objects, jobs = Objects(settings.objects), Jobs(settings.jobs)
+            objects, jobs = Objects(settings.objects), Jobs(settings.jobs, clock)
             return cls(settings, database, vault, objects, jobs, sequencer, clock)
         except BaseException:
             database.close()

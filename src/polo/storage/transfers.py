@@ -110,7 +110,7 @@ def complete(
     try:
         transfer.check(given, Ed25519Verifier(), place=TRANSFER_FILE)
     except SignatureError as error:
-        error.advice = "Both sign it: the buyer by polo transfer request, then the seller by sign."
+        error.advise("Both sign it: the buyer by polo transfer request, then the seller by sign.")
         raise
     if ours.transfer not in (None, given.digest):
         raise ChainError("this proof was taken over by another transfer", place=str(buyer))

@@ -13,6 +13,7 @@ from polo.errors import FormatError
 from polo.registry.context import Registry
 from polo.registry.jobs import HANDLERS, PERIODIC, Jobs, Later, handlers, presence, queue, runner
 from polo.registry.jobs.queue import LEASE, MOST_TRIES
+from polo.registry.operations import figures
 from polo.registry.schema import enrolments, jobs, workers
 from polo.registry.settings import Settings
 
@@ -88,6 +89,13 @@ def test_without_the_transaction_there_is_no_job(registry, kind, work):
     abandon(registry, "test", "a")
     assert rows(registry) == []
     assert work() == 0
+
+
+def test_a_job_waits_from_when_it_was_put_in(registry, kind, clock):
+    """Not since 1970, which would alarm whoever watches, and go before all that wait longer."""
+    enqueue(registry)
+    clock.advance(7)
+    assert "\npolo_jobs_late_seconds 7.0\n" in figures.text(registry).decode()
 
 
 def test_not_before_it_is_due(registry, kind, work, clock):

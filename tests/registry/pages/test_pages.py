@@ -222,6 +222,18 @@ def test_a_verdict_names_what_became_of_other_chains(reader: TestClient, shown: 
     assert "Of the same identity&#39;s other chains here 1 failed, 2 were withdrawn." in page
 
 
+def test_a_list_shows_the_verdict_of_each_chain(reader: TestClient, shown: Any) -> None:
+    page = reader.get("/chains").text
+    rows = {
+        row.partition('href="/chains/')[2][:64]: row
+        for row in page.split("<tr>")
+        if "/chains/" in row
+    }
+    assert "accepted" in rows[shown.chains["closed"]]
+    assert "rejected" in rows[shown.chains["hostile"]]
+    assert "<td>–</td>" in rows[shown.chains["growing"]]
+
+
 def test_what_has_ended_is_not_refreshed(reader: TestClient, shown: Any) -> None:
     running = shown.place("/verifications/{running}")
     assert "data-source" in reader.get(running, headers=AS_AUDITOR).text

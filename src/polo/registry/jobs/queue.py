@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -53,10 +53,14 @@ class Jobs:
 
     Args:
         mode: `inside` or `procrastinate`, as in the settings.
+        clock: Seconds since 1970.
     """
 
-    def __init__(self, mode: str = "inside") -> None:
+    def __init__(
+        self, mode: str = "inside", clock: Callable[[], int] = lambda: int(time.time())
+    ) -> None:
         self.mode = mode
+        self._clock = clock
         self.stopping = threading.Event()
         self._wake = threading.Event()
         self._runners: list[Runner] = []
@@ -68,7 +72,7 @@ class Jobs:
         subject: str,
         *,
         queue: str = "cpu",
-        due: int = 0,
+        due: int | None = None,
     ) -> None:
         """Put a job in, as part of the caller's transaction.
 
@@ -80,8 +84,9 @@ class Jobs:
             kind: What to do; the name of a handler.
             subject: Id of the row that it is about.
             queue: Which hardware it needs.
-            due: Not before this time.
+            due: Not before this time; by default now, so that whoever came first is first.
         """
+        due = self._clock() if due is None else due
         known = connection.execute(
             select(jobs.c.id, jobs.c.state).where(jobs.c.kind == kind, jobs.c.subject == subject)
         ).first()

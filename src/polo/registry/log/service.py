@@ -43,6 +43,11 @@ class Head:
     time: int
     note: str
 
+    @property
+    def origin(self) -> str:
+        """The log's name."""
+        return self.note.partition("\n")[0]
+
 
 _HEADS = select(log_heads.c.size, log_heads.c.root, log_heads.c.time, log_heads.c.note)
 _NEWEST = _HEADS.order_by(log_heads.c.size.desc()).limit(1)

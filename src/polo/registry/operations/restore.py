@@ -184,7 +184,7 @@ def _check_fits(about: About, settings: Settings) -> None:
         raise StoreError(
             f"it is of {about.origin!r}, and the settings name {settings.origin!r}",
             place="backup",
-            advice=f"Set origin to {about.origin!r}: signatures and the log are bound to it.",
+            advice=f"Give --set origin={about.origin}: signatures and the log are bound to it.",
         )
 
 

@@ -33,6 +33,7 @@ class ChainLine:
     shards: int
     issued: int
     changed: int
+    outcome: str | None
 
 
 @dataclass(frozen=True)
@@ -194,7 +195,11 @@ def chains(
 
 
 def _chain_lines() -> Select[Any]:
-    table, who = schema.enrolments, schema.identities
+    table, who, checks = schema.enrolments, schema.identities, schema.verifications
+    done = select(checks.c.outcome).where(
+        checks.c.enrolment == table.c.id, checks.c.outcome.is_not(None)
+    )
+    newest = done.order_by(checks.c.ended.desc(), checks.c.id).limit(1)
     return select(
         table.c.id,
         table.c.task,
@@ -203,6 +208,7 @@ def _chain_lines() -> Select[Any]:
         table.c.shards,
         table.c.issued,
         table.c.changed,
+        newest.scalar_subquery(),
     ).join(who, who.c.id == table.c.identity)
 
 
