@@ -9,8 +9,9 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPTS = sorted(path.name for path in EXAMPLES.glob("*.py") if path.name != "common.py")
 
-LONG = ("accelerate", "amp", "compiled", "lightning", "opacus", "replay", "resume", "transformers")
-"""What these show, tests of integrations, of loops and of replay show as well."""
+LONG = ("accelerate", "amp", "compiled", "lightning", "opacus", "replay", "resume", "transformers",
+        "whose")  # fmt: skip
+"""What these show, tests of integrations, loops, replay and guides show as well."""
 
 pytestmark = pytest.mark.slow
 

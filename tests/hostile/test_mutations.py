@@ -38,7 +38,7 @@ def rng() -> random.Random:
     return random.Random(seed)
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=[pytest.param("all", marks=pytest.mark.full), "deltas", "thin"])
 def made(request: pytest.FixtureRequest, make_proof: Callable[..., Any], tmp_path: Path) -> Any:
     return make_proof(tmp_path / "original", epochs=4, **KINDS[request.param])
 

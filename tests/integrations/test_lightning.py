@@ -61,7 +61,7 @@ def test_killed_within_an_epoch_it_goes_on_bit_for_bit(
     assert broken.accepted()
 
 
-@pytest.mark.slow
+@pytest.mark.full  # As with Transformers.
 def test_killed_between_sealing_and_saving_the_proof_wins(
     site: Any, lightning_script: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

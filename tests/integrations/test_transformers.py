@@ -47,7 +47,7 @@ def test_no_checkpoints_are_forced_on_who_wants_none(site: Any, trainer_script: 
     assert not list((site.folder / "trainer").iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.full  # As the next one, of whole epochs.
 def test_killed_within_an_epoch_it_goes_on_bit_for_bit(make_site: Any, trainer_script: Any) -> None:
     whole, broken = make_site("whole"), make_site("broken")
     trainer_script.train(whole.folder, whole.task)

@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import secrets
+import shutil
 import sys
 import threading
 import time
@@ -123,6 +124,16 @@ def migrated(postgres: Any) -> str:
     return "polo_template"
 
 
+@pytest.fixture(scope="session")
+def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same as a file of SQLite's."""
+    path = tmp_path_factory.mktemp("migrated") / "registry.sqlite"
+    database = Database(f"sqlite:///{path}")
+    migrations.upgrade(database)
+    database.close()
+    return path
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
 def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """The URL of an empty database, once of each kind."""
@@ -139,7 +150,10 @@ def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """The URL of a database of a new registry, once of each kind."""
     if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path / 'data' / 'registry.sqlite'}"
+        path = tmp_path / "data" / "registry.sqlite"
+        path.parent.mkdir(mode=0o700)
+        shutil.copyfile(request.getfixturevalue("migrated_file"), path)
+        yield f"sqlite:///{path}"
         return
     server = request.getfixturevalue("postgres")
     url = server.borrow(request.getfixturevalue("migrated"))

@@ -64,7 +64,7 @@ def clock():
 @pytest.fixture
 def settings(tmp_path, database_url, built):
     data = tmp_path / "data"
-    shutil.copytree(built, data)
+    shutil.copytree(built, data, dirs_exist_ok=True)
     return Settings(
         data=data,
         database=database_url,
