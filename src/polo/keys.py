@@ -52,7 +52,7 @@ class Identity:
         try:
             data = _read(Path(path))
         except StoreError as error:
-            if not Path(path).exists():
+            if isinstance(error.__cause__, FileNotFoundError):
                 error.advise(
                     "polo keygen makes a key. A lost one cannot be replaced; see Keys in "
                     "docs/threat-model.md."

@@ -90,6 +90,10 @@ def test_a_streamed_run_from_enrolment_to_verdict(
     assert run(["submit", *command, "--report", str(tmp_path / "report.html")]) == 0
     assert "accepted" in capsys.readouterr().out
     assert b"<html" in (tmp_path / "report.html").read_bytes()
+    # Once more asks for nothing more: the verdict is there.
+    assert run(["submit", *command]) == 0
+    assert "the registry's verdict: accepted" in capsys.readouterr().out
+    assert len(client.verifications(enrolment.id)) == 1
     assert run(["status", *command]) == 0
     told = capsys.readouterr().out
     assert f"digits: closed, {proof.shards} shards" in told

@@ -483,7 +483,7 @@ def test_a_buyer_s_chain_starts_from_what_was_bought_to_the_bit(
         model[3].bias[0] += 1e-6
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     prover = polo.Prover(buyer.made.enrolment, key=bob, store=tmp_path / "fresh")
-    with pytest.raises(WeightsError, match=r"not it$") as caught:
+    with pytest.raises(WeightsError, match="and this is not it") as caught:
         prover.attach(model, optimizer)
     assert "polo.load_weights" in caught.value.advice
     with pytest.raises(WeightsError, match=r"not it: 3\.bias differs"):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import wait
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from polo.client.client import Client
 from polo.client.closing import RUNNING, bring_records
@@ -78,6 +79,24 @@ def bring_files(client: Client, enrolment: LiveEnrolment, proof: Path, tell: Tel
         bundle = Path(temporary) / "proof.polo"
         write_bundle(folder, bundle, whole(manifest))
         return client.upload(bundle, enrolment=enrolment.id, kind="proof", tell=tell)
+
+
+def decided(client: Client, enrolment: str, proof: str) -> dict[str, Any] | None:
+    """The newest verification that decided about this very proof; None if there is none.
+
+    Args:
+        client: The registry.
+        enrolment: The enrolment.
+        proof: Digest of the manifest, in hexadecimal.
+    """
+    found = [
+        item
+        for item in client.verifications(enrolment)
+        if item.get("outcome") in ("accepted", "rejected")
+        and isinstance(item.get("verdict"), dict)
+        and item["verdict"].get("proof") == proof
+    ]
+    return found[-1] if found else None
 
 
 def verify(client: Client, enrolment: str, upload: str | None) -> str:

@@ -54,7 +54,8 @@ class JsonFormatter(logging.Formatter):
         value: dict[str, Any] = {
             "time": f"{_moment(int(record.created))}.{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
-            "logger": record.name,
+            # It says everything under this name, errors or not.
+            "logger": record.name.removesuffix(".error"),
             "event": without_secrets(record.getMessage()),
         }
         for name, given in record.__dict__.items():
