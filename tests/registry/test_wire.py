@@ -15,7 +15,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 import polo
-from polo.registry import observing, problems, wire
+from polo.registry import observing, problems, serving, wire
 from polo.registry.app import create_app
 from polo.registry.callers import csrf_token
 from polo.registry.limits import BURST_SECONDS, Buckets, network
@@ -149,6 +149,13 @@ class TestSizes:
         with connect(served) as connection:
             connection.sendall(POST + b"Content-Length: 10001\r\n\r\n")
             assert problem_in(read_all(connection))["code"] == "body.too-large"
+
+    def test_a_body_that_comes_with_its_head_is_none_of_it(self, served, monkeypatch):
+        monkeypatch.setattr(serving, "MAX_HEAD", 1000)
+        with connect(served) as connection:
+            head = POST + b"Connection: close\r\nContent-Length: 9000\r\n\r\n"
+            connection.sendall(head + b"x" * 9000)  # One packet, and one read.
+            assert problem_in(read_all(connection))["status"] in (400, 401, 422)
 
     def test_an_endless_head(self, served):
         sent = 0

@@ -40,12 +40,13 @@ def protocol(seconds: float) -> type[HttpToolsProtocol]:
             self._wait()
 
         def data_received(self, data: bytes) -> None:
-            if self._timer is not None:
+            waiting = self._timer
+            super().data_received(data)
+            # What came with the end of a head was its body, as large as one read may be.
+            if waiting is not None and self._timer is waiting:
                 self._head += len(data)
                 if self._head > MAX_HEAD:
                     self._close()
-                    return
-            super().data_received(data)
 
         def on_message_begin(self) -> None:
             super().on_message_begin()
