@@ -103,7 +103,12 @@ class TestDawdlers:
 
     def test_a_slow_answer_is_not_a_slow_body(self, served, monkeypatch):
         newest = latest()
-        monkeypatch.setattr("polo.registry.migrations.latest", lambda: time.sleep(2) or newest)
+
+        def slow():
+            time.sleep(2)
+            return newest
+
+        monkeypatch.setattr("polo.registry.migrations.latest", slow)
         assert httpx2.get(f"{served}/readyz", timeout=10).status_code == 200
 
 

@@ -268,11 +268,11 @@ class _Errand:
         self._print("the replay challenge is answered")
 
     def verify(self, report: Path | None) -> dict[str, Any]:
-        """Have the chain verified, unless this very proof was, and wait for the verdict."""
+        """Have the chain verified, unless this very proof was accepted; waits for the verdict."""
         from polo.client import submitting
 
         digest = self._manifest.digest.hex()
-        done = submitting.decided(self._client, self._enrolment.id, digest) or self._verified()
+        done = submitting.accepted(self._client, self._enrolment.id, digest) or self._verified()
         if report and done.get("report"):
             report.write_bytes(self._client.report(str(done["id"])))
             self._print(f"{report}  the registry's report")

@@ -81,8 +81,10 @@ def bring_files(client: Client, enrolment: LiveEnrolment, proof: Path, tell: Tel
         return client.upload(bundle, enrolment=enrolment.id, kind="proof", tell=tell)
 
 
-def decided(client: Client, enrolment: str, proof: str) -> dict[str, Any] | None:
-    """The newest verification that decided about this very proof; None if there is none.
+def accepted(client: Client, enrolment: str, proof: str) -> dict[str, Any] | None:
+    """The newest verification that accepted this very proof; None if there is none.
+
+    One that was rejected may have been for a file that came damaged, so that is tried again.
 
     Args:
         client: The registry.
@@ -92,7 +94,7 @@ def decided(client: Client, enrolment: str, proof: str) -> dict[str, Any] | None
     found = [
         item
         for item in client.verifications(enrolment)
-        if item.get("outcome") in ("accepted", "rejected")
+        if item.get("outcome") == "accepted"
         and isinstance(item.get("verdict"), dict)
         and item["verdict"].get("proof") == proof
     ]

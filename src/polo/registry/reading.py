@@ -20,9 +20,9 @@ def rows_at(
 ) -> Iterator[Any]:
     """Some columns of the rows with these pairs of keys.
 
-    SQLite reads the whole table for `(a, b) IN (…)`, and uses the index for `a = … AND b = …`. So
-    does PostgreSQL for a join that it planned while the table was small; it looks at a lateral
-    subquery that it may not take apart for each pair, by the index.
+    SQLite reads the whole table for `(a, b) IN (…)`, and uses the index for `a = … AND b = …`.
+    PostgreSQL reads it for a join that it planned while the table was small; a lateral subquery
+    that it may not take apart it runs for each pair, by the index.
 
     Args:
         connection: A transaction.

@@ -256,7 +256,7 @@ def version(connection: Connection, key: str, *, everything: bool) -> str | None
         schema.commitments.c.enrolment == key, schema.commitments.c.receipt.is_not(None)
     )
     states = (
-        select(asked.c.id, asked.c.state, asked.c.detail)
+        select(asked.c.id, asked.c.state, func.length(asked.c.detail))
         .where(asked.c.enrolment == key)
         .order_by(asked.c.id)
     )
