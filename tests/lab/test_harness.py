@@ -15,6 +15,7 @@ from polo_lab.experiments.chart import Chart, Series
 from polo_lab.experiments.experiment import Bench, Experiment, Measured
 from polo_lab.experiments.harness import Asked
 from polo_lab.experiments.lines import Line, Recording, Settings
+from polo_lab.experiments.origin import origins
 from polo_lab.experiments.table import FORMATS, Table
 from polo_lab.training import DivergedError
 
@@ -232,6 +233,18 @@ def test_old_calls_stay_in_a_file_that_is_written_again(sums: Sums, tmp_path: Pa
     assert first["command"] == "old"
 
 
+def test_runs_that_shared_the_machine_say_so(
+    sums: Sums, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "measured", lambda measure, work, **_: map(measure, work))
+    run(tmp_path, only={"seed": "0"}, workers=8)
+    assert recorded(tmp_path)[0]["workers"] == 1, "there was nothing beside it"
+    run(tmp_path, workers=2)
+    recording = lines.read(tmp_path / "sums.jsonl")
+    assert [line.workers for line in recording.lines] == [1, 2, 2, 2]
+    assert ["2 processes" in told for told in origins(recording)] == [False, True]
+
+
 def test_the_command_runs_shows_and_draws(
     sums: Sums, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -359,4 +372,4 @@ def test_lines_are_values(tmp_path: Path) -> None:
     line = Line("a", {"seed": 1}, lines.DONE, {"x": [1.0, float("inf")]}, {"t": 1.5}, note="n")
     lines.add(tmp_path / "a.jsonl", line)
     [found] = lines.read(tmp_path / "a.jsonl").lines
-    assert found.values == {"seed": 1, "x": [1.0, None], "t": 1.5}
+    assert found.values == {"workers": 0, "seed": 1, "x": [1.0, None], "t": 1.5}

@@ -66,7 +66,12 @@ def run(experiment: Experiment, asked: Asked) -> int:
     deadline = time.monotonic() + 60 * asked.minutes if asked.minutes else float("inf")
     workers = experiment.workers if asked.workers is None else asked.workers
     measuring = functools.partial(
-        measure, experiment.name, out=out, quick=asked.quick, deadline=deadline
+        measure,
+        experiment.name,
+        out=out,
+        quick=asked.quick,
+        deadline=deadline,
+        workers=min(workers, len(groups)),
     )
     found = pool.measured(measuring, groups, workers=workers, deadline=deadline)
     done = list(itertools.chain.from_iterable(found))
@@ -89,7 +94,13 @@ def chosen(experiment: Experiment, asked: Asked) -> list[Settings]:
 
 
 def measure(
-    name: str, group: Sequence[Settings], *, out: Path, quick: bool, deadline: float
+    name: str,
+    group: Sequence[Settings],
+    *,
+    out: Path,
+    quick: bool,
+    deadline: float,
+    workers: int = 0,
 ) -> list[Line]:
     """Measure the runs of one bench; each is written down when it is done."""
     experiment, found, missed = find(name), [], ""
@@ -99,7 +110,7 @@ def measure(
             if time.monotonic() > deadline:
                 break
             try:
-                line = _line(experiment, settings, bench)
+                line = _line(experiment, settings, bench, workers)
             except MissingError as error:
                 # Without data or a package nothing can be measured: that is no result.
                 if str(error) != missed:
@@ -112,7 +123,7 @@ def measure(
     return found
 
 
-def _line(experiment: Experiment, settings: Settings, bench: Bench) -> Line:
+def _line(experiment: Experiment, settings: Settings, bench: Bench, workers: int) -> Line:
     began, clock = datetime.now(UTC), time.perf_counter()
     line = functools.partial(
         Line,
@@ -121,6 +132,7 @@ def _line(experiment: Experiment, settings: Settings, bench: Bench) -> Line:
         command=machine.command(),
         began=began.isoformat(timespec="seconds"),
         machine=machine.describe(),
+        workers=workers,
     )
     try:
         made = experiment.measure(settings, bench)

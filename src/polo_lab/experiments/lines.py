@@ -28,6 +28,9 @@ REFUSED = "refused"
 
 Settings = Mapping[str, Any]
 
+_CALL = ("command", "machine", "workers")
+"""What runs of one call share."""
+
 
 def key_of(settings: Settings) -> str:
     """What tells a run from all others of its experiment.
@@ -55,6 +58,8 @@ class Line:
         took: Seconds of the whole run, everything around the measured parts included.
         machine: Processor, GPU and versions; None for runs that are older than this format, which
             ran on one of the machines of the file's calls.
+        workers: Processes that measured at the same time, which shared the machine; 0 if it was
+            the only one.
     """
 
     experiment: str
@@ -67,6 +72,7 @@ class Line:
     began: str = ""
     took: float = 0.0
     machine: Mapping[str, Any] | None = None
+    workers: int = 0
 
     @property
     def key(self) -> str:
@@ -75,8 +81,8 @@ class Line:
 
     @property
     def values(self) -> dict[str, Any]:
-        """Settings, figures and timings together."""
-        return {**self.settings, **self.figures, **self.timings}
+        """Settings, figures and timings together, and how many processes shared the machine."""
+        return {"workers": self.workers, **self.settings, **self.figures, **self.timings}
 
     def to_json(self) -> dict[str, Any]:
         """As plain values, rounded to what was measured; numbers that are none are null."""
@@ -105,10 +111,10 @@ class Recording:
 
     def sources(self) -> list[Mapping[str, Any]]:
         """Command, machine and first day of everything that added to it, each once."""
-        found: dict[tuple[str, str], Mapping[str, Any]] = {}
+        found: dict[tuple[str, ...], Mapping[str, Any]] = {}
         for call in (*self.calls, *map(_call, self.lines)):
             if call["machine"]:
-                found.setdefault((call["command"], str(call["machine"])), call)
+                found.setdefault(tuple(str(call.get(part)) for part in _CALL), call)
         return list(found.values())
 
 
@@ -186,7 +192,7 @@ def _text(value: object) -> str:
 
 
 def _call(line: Line) -> Mapping[str, Any]:
-    return {"command": line.command, "began": line.began, "machine": line.machine}
+    return {name: getattr(line, name) for name in (*_CALL, "began")}
 
 
 def _rounded(value: Any) -> Any:

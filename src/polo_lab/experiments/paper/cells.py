@@ -34,6 +34,15 @@ def seconds(value: float | None) -> str:
     return f"{value:.0f} s" if value >= 100 else f"{value:.3g} s"
 
 
+def shared(workers: int) -> str:
+    """How many runs shared the machine, which their times show.
+
+    >>> shared(0), shared(8)
+    ('1', '8')
+    """
+    return str(max(workers, 1))
+
+
 def ratio(one: float | None, other: float | None, digits: int = 2) -> str:
     """How many times another.
 

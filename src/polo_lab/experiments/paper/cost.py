@@ -35,7 +35,8 @@ def units(quick: bool) -> Iterable[Settings]:
         return
     for name in _OF:
         for line in lines.read(lines.path_of(name, lines.FOLDER)).done:
-            if line.settings["scheme"] != "none":
+            # Seconds of a machine that several runs shared say nothing about its price.
+            if line.settings["scheme"] != "none" and line.workers <= 1:
                 yield {"of": name, "run": line.key, "seed": line.settings["seed"]}
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from polo_lab.experiments.experiment import Bench, Experiment, Measured
 from polo_lab.experiments.lines import Line, Recording, Settings
 from polo_lab.experiments.paper import published
-from polo_lab.experiments.paper.cells import part, percent, points, ratio, seconds
+from polo_lab.experiments.paper.cells import part, percent, points, ratio, seconds, shared
 from polo_lab.experiments.paper.pairs import GRID, HEADLINE, LONG, PAIRS, QUICK
 from polo_lab.experiments.paper.subject import (
     Marked,
@@ -57,7 +57,12 @@ def measure(settings: Settings, bench: Bench) -> Measured:
     about = {**shown(subject), "plain_accuracy": plain.accuracy}
     times = {"plain": plain.seconds, "test": plain.testing}
     if settings["scheme"] == NONE:
-        figures = {**about, "accuracy": plain.accuracy, "losses": [e.loss for e in plain.epochs]}
+        figures = {
+            **about,
+            "accuracy": plain.accuracy,
+            "losses": [e.loss for e in plain.epochs],
+            "compiled": plain.compiled,
+        }
         return Measured(figures, {**times, "training": plain.seconds})
     marking = Marking(settings["scheme"], settings["bits"])
     marked = train_marked(subject, marking, bench.folder / "proof")
@@ -78,6 +83,7 @@ def _judged(
         "sealed": marked.etas,
         "accepted": all(accepted for accepted, _ in found.values()),
         "precision": str(marked.subject.course.dtype(marked.subject.feed.device)),
+        "compiled": marked.compiled,
     }
     timings = {
         **times,
@@ -95,7 +101,7 @@ def wrong(line: Line) -> str:
 
 _HEAD = (
     "pair", "data", "scheme", "bits", "epochs", "|s|", "η by training alone", "accuracy",
-    "less plain", "the paper's |s|", "its accuracy", "training", "of plain",
+    "less plain", "the paper's |s|", "its accuracy", "at once", "training", "of plain",
     "marks verified", "of training", "with all tests", "of bare tests", "sampled",
 )  # fmt: skip
 
@@ -104,7 +110,8 @@ A shard may end after every epoch; |s| is shards for each epoch. Marks that trai
 to η ≥ 0.99 by then are finished by a closed-form edit, which the paper does not have; what training
 alone reached stands beside. Verifying marks is hashing, deriving and reading all of them. With
 tests the accuracy of every shard is measured, too, which is compared with the bare tests. The
-paper's figures are from other machines and, for CIFAR-100, other data."""
+paper's figures are from other machines and, for CIFAR-100, other data. *At once*: how many runs
+shared the machine; where it is more than one, times are longer than they need to be."""
 
 
 def tables(recording: Recording) -> Iterator[Table]:
@@ -114,7 +121,7 @@ def tables(recording: Recording) -> Iterator[Table]:
     yield Table("Shard rate, accuracy and time", _HEAD, marked, _WORDS)
     yield Table(
         "Plain training",
-        ("pair", "data", "weights", "epochs", "accuracy", "training", "one test"),
+        ("pair", "data", "weights", "epochs", "accuracy", "at once", "training", "one test"),
         [_plain(row) for row in rows if row["scheme"] == NONE],
     )
 
@@ -122,7 +129,8 @@ def tables(recording: Recording) -> Iterator[Table]:
 def _plain(row: dict[str, Any]) -> tuple[str, ...]:
     return (
         row["pair"], row["data"], f"{row['weights']:,}", str(row["epochs"]),
-        percent(row["accuracy"], 2), seconds(row["training"]), seconds(row["test"]),
+        percent(row["accuracy"], 2), shared(row["workers"]), seconds(row["training"]),
+        seconds(row["test"]),
     )  # fmt: skip
 
 
@@ -146,6 +154,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
         points(row["accuracy"] - row["plain_accuracy"]),
         "–" if rate is None else f"{rate:.1f} %",
         "–" if accuracy is None else f"{accuracy:.2f} %",
+        shared(row["workers"]),
         seconds(row["training"]),
         ratio(row["training"], row["plain"]),
         seconds(row["verify_none"]),

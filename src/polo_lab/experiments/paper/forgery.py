@@ -14,7 +14,7 @@ from polo_lab.experiments.chart import Chart, Series
 from polo_lab.experiments.experiment import Bench, Experiment, Measured
 from polo_lab.experiments.lines import Recording, Settings
 from polo_lab.experiments.paper import published
-from polo_lab.experiments.paper.cells import percent, points, ratio, seconds
+from polo_lab.experiments.paper.cells import percent, points, ratio, seconds, shared
 from polo_lab.experiments.paper.pairs import GRID, HEADLINE, PAIRS, QUICK
 from polo_lab.experiments.table import Table
 from polo_lab.schemes.training import Setting
@@ -84,7 +84,7 @@ def _honest(row: dict[str, Any]) -> float:
 
 
 _HEAD = (
-    "pair", "data", "bits", "attack", "shards", "time", "of honest", "η of the owner",
+    "pair", "data", "bits", "attack", "shards", "at once", "time", "of honest", "η of the owner",
     "least", "η of the thief", "accuracy", "less honest", "thief's proof", "owner named",
     "owner first", "the paper's time", "its η", "its accuracy, less honest",
 )  # fmt: skip
@@ -95,7 +95,8 @@ size. OFA fine-tunes all weights with the training data at a tenth of the learni
 for 2048 bits and three for fewer; WMA overwrites the weights that the thief's mark sits in, without
 data; *least* is WMA moving them as little as the mark asks for, which the paper does not have. A
 mark that cannot be pressed ends an attack early. η is that of the owner's mark of each shard
-afterwards, on average. *Thief's proof*: whether level chain alone accepts it."""
+afterwards, on average. *Thief's proof*: whether level chain alone accepts it. *At once*: how many
+runs shared the machine."""
 
 
 def tables(recording: Recording) -> Iterator[Table]:
@@ -120,6 +121,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
         str(row["bits"]),
         row["attack"],
         f"{row['attacked_shards']} of {row['honest_shards']}",
+        shared(row["workers"]),
         seconds(row["attack_seconds"]),
         ratio(row["attack_seconds"], row["honest_seconds"]),
         percent(row["owner_eta_mean"]),

@@ -4,7 +4,7 @@ import functools
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,14 @@ from polo.verifier import Outcome
 from polo.verifier.policy import Policy
 from polo_lab.experiments.experiment import Bench
 from polo_lab.experiments.lines import Settings
-from polo_lab.experiments.paper.pairs import PAIRS, Pair
+from polo_lab.experiments.paper.pairs import LONG, PAIRS, Pair
 from polo_lab.training import Epoch, train
 
 SHARDS = 200
 """Shards that terms allow, at most: more than any run has."""
+
+COMPILED = "default"
+"""How steps of long runs on a GPU are compiled; short ones would not get that time back."""
 
 _NO_EDIT = 1e-6
 """The least budget that terms can give a finishing step: it turns nothing."""
@@ -44,6 +47,8 @@ class Subject:
         self.task = pair.task
         self.feed = self.task.feed(seed)
         self.course = pair.course(epochs, rate)
+        if epochs >= LONG and self.feed.device.type == "cuda":
+            self.course = replace(self.course, compile=COMPILED)
 
     @classmethod
     def of(cls, settings: Settings) -> "Subject":
@@ -67,6 +72,7 @@ class Plain:
         epochs: Its epochs.
         seconds: What training took.
         testing: Seconds of one test of the model.
+        compiled: How its steps were compiled, or why they could not be; empty if not asked for.
     """
 
     model: nn.Module
@@ -74,6 +80,7 @@ class Plain:
     epochs: Sequence[Epoch]
     seconds: float
     testing: float
+    compiled: str
 
 
 @dataclass(frozen=True)
@@ -123,6 +130,7 @@ class Marked:
         issuer: Who enrolled the owner.
         seconds: What training took, with everything about the proof.
         spent: Seconds of it by the prover's own count: `embedding`, `sealing`.
+        compiled: As of a plain training.
     """
 
     subject: Subject
@@ -134,6 +142,7 @@ class Marked:
     issuer: polo.Identity
     seconds: float
     spent: dict[str, float]
+    compiled: str
 
     @property
     def etas(self) -> list[float]:
@@ -168,7 +177,8 @@ def train_plain(subject: Subject) -> Plain:
     began = time.perf_counter()
     subject.task.evaluate(found.model)
     testing = time.perf_counter() - began
-    return Plain(found.model, accuracy, found.epochs, found.seconds, testing)
+    compiled = found.compiled or found.problem
+    return Plain(found.model, accuracy, found.epochs, found.seconds, testing, compiled)
 
 
 def train_marked(subject: Subject, marking: Marking, folder: Path) -> Marked:
@@ -192,6 +202,7 @@ def train_marked(subject: Subject, marking: Marking, folder: Path) -> Marked:
         issuer=issuer,
         seconds=seconds,
         spent={"embedding": prover.timings.embedding, "sealing": prover.timings.sealing},
+        compiled=found.compiled or found.problem,
     )
 
 
