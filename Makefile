@@ -22,8 +22,7 @@ quickstart:
 test: check
 	@tools/system-packages.sh chromium || echo "browser tests will be skipped"
 	@tools/system-packages.sh postgresql || echo "tests on PostgreSQL will be skipped"
-	$(PY) -m pytest -q -n 3 -m "not slow and not full"
-	$(PY) -m pytest -q -n 3 -m "slow and not full"
+	$(PY) -m pytest -q -n 3 -m "not full" --maxfail=10
 
 test-full: check
 	@tools/system-packages.sh chromium || echo "browser tests will be skipped"

@@ -337,6 +337,11 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     return None if torch.cuda.is_available() else True
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What is long comes last."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
+
+
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """A skipped test fails the run where CI is set: there everything must be installed."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")

@@ -155,7 +155,10 @@ def test_deep_plain_networks(lab: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", symmetry.KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    ["clique", *(pytest.param(kind, marks=pytest.mark.full) for kind in ("zero", "split"))],
+)
 def test_a_full_resnet(kind: str, lab: Any) -> None:
     torch.manual_seed(0)
     model = models.resnet18()

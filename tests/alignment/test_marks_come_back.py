@@ -14,6 +14,12 @@ ARCHITECTURES = (
     "mixer",
 )  # fmt: skip
 QUICK = ("mlp", "conv", "vgg")
+LONG = ("densenet",)
+OTHERS = [
+    pytest.param(name, marks=pytest.mark.full) if name in LONG else name
+    for name in ARCHITECTURES
+    if name not in QUICK
+]
 
 
 def disguises(case: Any) -> dict[str, Any]:
@@ -66,6 +72,6 @@ def test_marks_come_back(name: str, case: Any, lab: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [n for n in ARCHITECTURES if n not in QUICK])
+@pytest.mark.parametrize("name", OTHERS)
 def test_marks_come_back_everywhere(name: str, case: Any, lab: Any) -> None:
     check(case(name), lab.arrays)

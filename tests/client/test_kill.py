@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 KILLS = 12
 
 
-@pytest.fixture(params=["all", "streaming"])
+@pytest.fixture(params=[pytest.param("all", marks=pytest.mark.full), "streaming"])
 def worker(
     request: pytest.FixtureRequest,
     tmp_path: Path,

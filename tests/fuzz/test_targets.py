@@ -16,7 +16,7 @@ FEW = {"proof": 12, "bundle": 60, "state": 60, "records": 60}
 """Examples of the targets that take more than a millisecond or two."""
 
 USUAL = 120
-FACTOR = 10
+FACTOR = 4
 """How many times as many the slow test tries."""
 
 

@@ -38,7 +38,9 @@ def rng() -> random.Random:
     return random.Random(seed)
 
 
-@pytest.fixture(params=[pytest.param("all", marks=pytest.mark.full), "deltas", "thin"])
+@pytest.fixture(
+    params=["deltas", *(pytest.param(kind, marks=pytest.mark.full) for kind in ("all", "thin"))]
+)
 def made(request: pytest.FixtureRequest, make_proof: Callable[..., Any], tmp_path: Path) -> Any:
     return make_proof(tmp_path / "original", epochs=4, **KINDS[request.param])
 

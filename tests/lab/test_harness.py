@@ -372,4 +372,4 @@ def test_lines_are_values(tmp_path: Path) -> None:
     line = Line("a", {"seed": 1}, lines.DONE, {"x": [1.0, float("inf")]}, {"t": 1.5}, note="n")
     lines.add(tmp_path / "a.jsonl", line)
     [found] = lines.read(tmp_path / "a.jsonl").lines
-    assert found.values == {"workers": 0, "seed": 1, "x": [1.0, None], "t": 1.5}
+    assert found.values == {"seed": 1, "x": [1.0, None], "t": 1.5}

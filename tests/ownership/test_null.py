@@ -514,8 +514,8 @@ def test_aligned_unrelated_networks_read_at_chance_where_the_reference_is_older_
         assert refuses(check_fair, found)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["aligned", pytest.param("matched", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("how", ["aligned", "matched"])
 def test_every_network_reads_at_chance_after_alignment_or_matching(
     networks: list[Network], desks: Callable[[int], Any], tmp_path: Path, how: str
 ) -> None:

@@ -81,8 +81,8 @@ class Line:
 
     @property
     def values(self) -> dict[str, Any]:
-        """Settings, figures and timings together, and how many processes shared the machine."""
-        return {"workers": self.workers, **self.settings, **self.figures, **self.timings}
+        """Settings, figures and timings together."""
+        return {**self.settings, **self.figures, **self.timings}
 
     def to_json(self) -> dict[str, Any]:
         """As plain values, rounded to what was measured; numbers that are none are null."""

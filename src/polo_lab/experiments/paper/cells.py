@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from polo_lab.experiments.lines import Line
 from polo_lab.experiments.statistics import median
 
 
@@ -34,13 +35,13 @@ def seconds(value: float | None) -> str:
     return f"{value:.0f} s" if value >= 100 else f"{value:.3g} s"
 
 
-def shared(workers: int) -> str:
+def at_once(line: Line) -> str:
     """How many runs shared the machine, which their times show.
 
-    >>> shared(0), shared(8)
+    >>> at_once(Line("timing", {}, "done")), at_once(Line("timing", {}, "done", workers=8))
     ('1', '8')
     """
-    return str(max(workers, 1))
+    return str(max(line.workers, 1))
 
 
 def ratio(one: float | None, other: float | None, digits: int = 2) -> str:

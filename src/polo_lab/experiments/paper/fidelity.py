@@ -7,7 +7,7 @@ from typing import Any
 from polo_lab.experiments.experiment import Bench, Experiment, Measured
 from polo_lab.experiments.lines import Line, Recording, Settings
 from polo_lab.experiments.paper import published
-from polo_lab.experiments.paper.cells import part, percent, points, ratio, seconds, shared
+from polo_lab.experiments.paper.cells import at_once, part, percent, points, ratio, seconds
 from polo_lab.experiments.paper.pairs import GRID, HEADLINE, LONG, PAIRS, QUICK
 from polo_lab.experiments.paper.subject import (
     Marked,
@@ -116,25 +116,26 @@ shared the machine; where it is more than one, times are longer than they need t
 
 def tables(recording: Recording) -> Iterator[Table]:
     """The paper's table of shard rates, ours beside it."""
-    rows = [line.values for line in recording.done]
-    marked = [_cells(row) for row in rows if row["scheme"] != NONE]
+    marked = [_cells(line) for line in recording.done if line.settings["scheme"] != NONE]
     yield Table("Shard rate, accuracy and time", _HEAD, marked, _WORDS)
     yield Table(
         "Plain training",
         ("pair", "data", "weights", "epochs", "accuracy", "at once", "training", "one test"),
-        [_plain(row) for row in rows if row["scheme"] == NONE],
+        [_plain(line) for line in recording.done if line.settings["scheme"] == NONE],
     )
 
 
-def _plain(row: dict[str, Any]) -> tuple[str, ...]:
+def _plain(line: Line) -> tuple[str, ...]:
+    row = line.values
     return (
         row["pair"], row["data"], f"{row['weights']:,}", str(row["epochs"]),
-        percent(row["accuracy"], 2), shared(row["workers"]), seconds(row["training"]),
+        percent(row["accuracy"], 2), at_once(line), seconds(row["training"]),
         seconds(row["test"]),
     )  # fmt: skip
 
 
-def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+def _cells(line: Line) -> tuple[str, ...]:
+    row = line.values
     theirs = {"pair": PAIRS[row["pair"]].paper, "bits": row["bits"]}
     theirs["scheme"] = PAPER.get(row["scheme"], row["scheme"])
     rate, accuracy = (
@@ -154,7 +155,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
         points(row["accuracy"] - row["plain_accuracy"]),
         "–" if rate is None else f"{rate:.1f} %",
         "–" if accuracy is None else f"{accuracy:.2f} %",
-        shared(row["workers"]),
+        at_once(line),
         seconds(row["training"]),
         ratio(row["training"], row["plain"]),
         seconds(row["verify_none"]),

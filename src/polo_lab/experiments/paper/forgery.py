@@ -12,9 +12,9 @@ from polo_lab.attacks.victim import Victim
 from polo_lab.baselines.job import Job
 from polo_lab.experiments.chart import Chart, Series
 from polo_lab.experiments.experiment import Bench, Experiment, Measured
-from polo_lab.experiments.lines import Recording, Settings
+from polo_lab.experiments.lines import Line, Recording, Settings
 from polo_lab.experiments.paper import published
-from polo_lab.experiments.paper.cells import percent, points, ratio, seconds, shared
+from polo_lab.experiments.paper.cells import at_once, percent, points, ratio, seconds
 from polo_lab.experiments.paper.pairs import GRID, HEADLINE, PAIRS, QUICK
 from polo_lab.experiments.table import Table
 from polo_lab.schemes.training import Setting
@@ -101,11 +101,12 @@ runs shared the machine."""
 
 def tables(recording: Recording) -> Iterator[Table]:
     """The paper's table of attacks, ours beside it."""
-    cells = [_cells(line.values) for line in recording.done]
+    cells = [_cells(line) for line in recording.done]
     yield Table("Forging a chain: OFA and WMA", _HEAD, cells, _WORDS)
 
 
-def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+def _cells(line: Line) -> tuple[str, ...]:
+    row = line.values
     who = row["attack"].partition("-")[0]
     where = {"pair": PAIRS[row["pair"]].paper, "bits": row["bits"]}
     time, eta, accuracy, honest, generation = (
@@ -121,7 +122,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
         str(row["bits"]),
         row["attack"],
         f"{row['attacked_shards']} of {row['honest_shards']}",
-        shared(row["workers"]),
+        at_once(line),
         seconds(row["attack_seconds"]),
         ratio(row["attack_seconds"], row["honest_seconds"]),
         percent(row["owner_eta_mean"]),
