@@ -9,6 +9,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -326,6 +327,19 @@ def in_child() -> Callable[..., subprocess.CompletedProcess[str]]:
 
     run.prelude = prelude
     return run
+
+
+@pytest.fixture(scope="session")
+def wait_for() -> Callable[..., None]:
+    """Waits until something is so, at most so many seconds."""
+
+    def wait(condition: Callable[[], object], seconds: float = 60.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, "it did not happen in time"
+            time.sleep(0.05)
+
+    return wait
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:

@@ -2,7 +2,6 @@
 
 import os
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -75,18 +74,24 @@ def test_nothing_secret_lies_in_the_enrolment_folder(
 @pytest.mark.parametrize("on_outage", ["go on", "wait"])
 def test_an_outage_in_the_middle(
     registry: Any, enrolled: Enrol, train: Train, task: Any, on_outage: str,
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, wait_for: Any,
 ) -> None:  # fmt: skip
     monkeypatch.setattr("polo.prover.receiving.GRACE", 0.2)
     unmarked = []
 
     def each(epoch: int, prover: polo.Prover) -> None:
+        receiving = prover._receiving
         if epoch == 1:
             registry.stop()
-            threading.Timer(2.0, registry.start).start()
-        if prover._receiving.open:
+            if on_outage == "wait":
+                threading.Timer(2.0, registry.start).start()
+        if epoch > 1 and receiving.open:
             unmarked.append(epoch)
-            time.sleep(0.3)
+            wait_for(lambda: receiving._nonces.trouble or len(unmarked) > 2)
+            if len(unmarked) == 3:
+                registry.start()
+            if len(unmarked) >= 3:
+                wait_for(receiving._open.done)
 
     with pytest.warns(ReceiptWarning, match="cannot be reached") as told:
         proof = train(enrolled(shards=30), epochs=20, each=each, on_outage=on_outage)

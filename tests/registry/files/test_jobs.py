@@ -173,7 +173,7 @@ def test_the_thread_does_jobs_and_stops(registry, kind):
     assert kind == ["a"]
 
 
-def test_a_kill_in_the_middle_costs_no_job(settings, tmp_path, monkeypatch):
+def test_a_kill_in_the_middle_costs_no_job(settings, tmp_path, monkeypatch, wait_for):
     """A process dies over a job; another one does it when the lease is over."""
     monkeypatch.setattr(queue, "LEASE", 2)
     registry = Registry.open(settings, migrate=True)
@@ -213,11 +213,14 @@ time.sleep(600)
 
 
 @pytest.mark.slow
-def test_workers_of_postgresql_take_over_from_a_killed_one(postgres, migrated, tmp_path):
+def test_workers_of_postgresql_take_over_from_a_killed_one(
+    postgres, migrated, tmp_path, wait_for, request
+):
     """Real worker processes by procrastinate; the first dies in the middle of a job."""
     url = postgres.create(migrated)
     settings = Settings(data=tmp_path / "data", database=url, jobs="procrastinate")
     registry = Registry.open(settings)
+    request.addfinalizer(lambda: (registry.close(), postgres.drop(url)))
     marks = tmp_path / "marks"
     marks.mkdir()
     code = (
@@ -257,7 +260,7 @@ main()
         first.wait()
     assert (marks / "hang").read_text() == "begun\nbegun\ndone\n"
     assert not (marks / "undone").exists()
-    assert lacking(registry) == ["cpu", "gpu"]
+    wait_for(lambda: lacking(registry) == ["cpu", "gpu"])
     third = subprocess.Popen([*map(str, command), "--queue", "gpu"])
     try:
         wait_for(lambda: (marks / "hardware").exists())
@@ -266,8 +269,6 @@ main()
     finally:
         third.kill()
         third.wait()
-        registry.close()
-        postgres.drop(url)
 
 
 def lacking(registry):
@@ -278,7 +279,9 @@ def lacking(registry):
     return [item.queue for item in found]
 
 
-def test_a_task_that_needs_a_gpu_goes_to_its_queue(registry, sending, tmp_path, monkeypatch):
+def test_a_task_that_needs_a_gpu_goes_to_its_queue(
+    registry, sending, tmp_path, monkeypatch, wait_for
+):
     from polo.registry.tasks.service import Tasks
     from polo.registry.verifications import service
 
@@ -348,10 +351,3 @@ def test_workers_need_postgresql(tmp_path):
         registry.jobs.start(registry)
     registry.close()
     assert Jobs().mode == "inside"
-
-
-def wait_for(condition, seconds=40):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)

@@ -210,7 +210,9 @@ time.sleep(600)
 
 
 @pytest.mark.slow
-def test_a_kill_in_the_middle_of_a_verification(registry, sending, asked, settings, tmp_path):
+def test_a_kill_in_the_middle_of_a_verification(
+    registry, sending, asked, settings, tmp_path, wait_for
+):
     """The process dies by kill -9, its child with it; the next one verifies from the start."""
     _, number = asked
     with registry.database.begin() as connection:
@@ -272,10 +274,3 @@ def state_of(registry: Registry, number: str) -> str:
 
 def zombie(number: int) -> bool:
     return ") Z" in Path(f"/proc/{number}/stat").read_text()
-
-
-def wait_for(condition, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)

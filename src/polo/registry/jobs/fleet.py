@@ -111,8 +111,8 @@ async def work(registry: "Registry", queue_name: str, *, concurrency: int = 1) -
     prepare(registry.database)
     app = app_of(registry)
     async with app.open_async():
-        name = secrets.token_hex(16)
-        upkeep = asyncio.create_task(_upkeep(registry, app, name, queue_name))
+        name, over = secrets.token_hex(16), asyncio.Event()
+        upkeep = asyncio.create_task(_upkeep(registry, app, name, queue_name, over))
         working = asyncio.create_task(
             app.run_worker_async(
                 queues=[queue_name],
@@ -130,7 +130,9 @@ async def work(registry: "Registry", queue_name: str, *, concurrency: int = 1) -
                 await working
         finally:
             registry.jobs.stopping.set()
-            upkeep.cancel()
+            over.set()
+            # It may be saying that it lives: that must not come after it has left.
+            await upkeep
             with registry.database.begin() as connection:
                 presence.leave(connection, name)
 
@@ -146,14 +148,16 @@ def _stop_on_signals(registry: "Registry", working: "asyncio.Task[None]") -> Non
         asyncio.get_running_loop().add_signal_handler(number, stop)
 
 
-async def _upkeep(registry: "Registry", app: procrastinate.App, name: str, queue_: str) -> None:
+async def _upkeep(
+    registry: "Registry", app: procrastinate.App, name: str, queue_: str, over: asyncio.Event
+) -> None:
     """Say that this worker lives, send again what dead ones had, put in what comes by itself."""
 
     def sign() -> None:
         with registry.database.begin() as connection:
             presence.sign(connection, name, queue_, registry.clock())
 
-    while True:
+    while not over.is_set():
         try:
             await asyncio.to_thread(sign)
             for job in await app.job_manager.get_stalled_jobs(seconds_since_heartbeat=STALLED):
@@ -162,4 +166,5 @@ async def _upkeep(registry: "Registry", app: procrastinate.App, name: str, queue
             await asyncio.to_thread(queue.schedule, registry)
         except Exception:  # Whatever is away comes back; the worker must not end by it.
             _LOG.exception("upkeep failed")
-        await asyncio.sleep(HEARTBEAT)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(over.wait(), HEARTBEAT)

@@ -55,8 +55,9 @@ def measure(settings: Settings, bench: Bench) -> Measured:
     pair = PAIRS[settings["pair"]]
     asked = {**pair.job(settings["epochs"], settings["seed"]), **_marks(settings)}
     if settings["epochs"] >= LONG:
-        # Four checkpoints of an epoch, as proofs by replay keep them, would fill a disk.
-        asked["every"] = Job.of(asked).pass_steps
+        # Four checkpoints of an epoch, as proofs by replay keep them, would fill a disk; with fewer
+        # than two there would be nothing to choose from.
+        asked["every"] = Job.of(asked).pass_steps // 2
     bench.once("warm", functools.partial(_warm, asked))
     with tempfile.TemporaryDirectory(dir=bench.folder) as own:
         row = METHODS[settings["method"]].run(asked, Path(own))
