@@ -115,13 +115,23 @@ def record() -> None:
     (RECORDED / "quickstart.json").write_text(text + "\n", encoding="utf-8")
 
 
+_HELP = """
+import sys
+from polo.cli import run
+for name in sys.argv[1:]:
+    assert run([*name.split(), "--help"]) == 0
+    print(end="\\f", flush=True)
+"""
+"""All helps in one process, each with a form feed behind it."""
+
+
 def commands() -> str:
     """Every command's help, as `docs/commands.md` shows it."""
-    polo = Path(sys.executable).with_name("polo")
+    names = ("", *COMMANDS)
+    shown = _run([sys.executable, "-c", _HELP, *names], str(ROOT)).split("\f")
     parts = [COMMANDS_HEAD]
-    for name in ("", *COMMANDS):
-        shown = _run([str(polo), *name.split(), "--help"], str(ROOT))
-        parts.append(f"## polo {name}".rstrip() + f"\n\n```\n{shown.rstrip()}\n```\n")
+    for name, text in zip(names, shown[:-1], strict=True):
+        parts.append(f"## polo {name}".rstrip() + f"\n\n```\n{text.rstrip()}\n```\n")
     return "\n".join(parts)
 
 

@@ -6,7 +6,6 @@ place and says what to do. Then the store must hold both shards, go on from them
 
 import copy
 import pickle
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -405,7 +404,7 @@ def test_a_carrier_that_the_scheme_cannot_use(
 # What it costs.
 
 
-def test_looking_for_changes_costs_next_to_nothing(loose: Run, monkeypatch: Any) -> None:
+def test_changes_are_looked_for_ever_more_seldom(loose: Run, monkeypatch: Any) -> None:
     looked, judged = [], []
     glance, check = Training.glance, Training.check
     monkeypatch.setattr(Training, "glance", lambda self: looked.append(1) or glance(self))
@@ -414,10 +413,6 @@ def test_looking_for_changes_costs_next_to_nothing(loose: Run, monkeypatch: Any)
         loose.optimizer.step()
     # At 0, 1, 2, 4, …, 32 steps of the shard.
     assert (len(looked), len(judged)) == (7, 0)
-    began = time.perf_counter()
-    for _ in range(20):
-        glance(loose.prover._training)
-    assert (time.perf_counter() - began) / 20 < 0.005
 
 
 def test_terms_are_not_harmed_by_unknown_errors_in_the_hook(run: Run, monkeypatch: Any) -> None:

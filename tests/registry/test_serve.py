@@ -124,8 +124,9 @@ def test_a_running_request_is_answered_before_the_end(start):
     with socket.create_connection((host, int(port)), timeout=20) as connection:
         body = b'{"name": "x"}'
         head = b"POST /v1/identities HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-        connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body))
-        time.sleep(0.3)
+        head += b"Content-Length: %d\r\nExpect: 100-continue\r\n\r\n" % len(body)
+        connection.sendall(head)
+        assert connection.recv(65536).startswith(b"HTTP/1.1 100")
         registry.process.send_signal(signal.SIGTERM)
         time.sleep(0.5)
         assert registry.process.poll() is None
