@@ -3,6 +3,7 @@
 import hashlib
 import hmac
 import math
+from bisect import bisect_right
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from torch import nn
 
 import polo
 from polo.privacy import obfuscation
-from polo.protocol import derivation
+from polo.protocol import derivation, sampler
 from polo.protocol.records import identity_of
 from polo.storage.folder import ProofFolder
 from polo.watermark import carrier_of, derive
@@ -48,6 +49,21 @@ def test_the_distribution_function_is_the_normal_one() -> None:
     sample = deviations(1_000_000)
     spread = sample + np.random.default_rng(0).uniform(-0.5, 0.5, len(sample)) / 64
     assert stats.kstest(spread, "norm").pvalue > 1e-4
+
+
+def test_leading_bits_settle_what_thresholds_say() -> None:
+    """Whatever lies next to a threshold, and a sample of everything else."""
+    near = [t + d for t in sampler.table() for d in (-1, 0, 1) if 0 <= t + d < 2**63]
+    words = np.array([u + sign for u in near for sign in (0, 2**63)], dtype=np.uint64)
+    random = np.random.default_rng(0).integers(0, 2**64, 100_000, dtype=np.uint64)
+    words = np.concatenate([words, random])
+    expected = [
+        (-1 if int(word) >> 63 else 1) * bisect_right(sampler.table(), int(word) % 2**63)
+        for word in words
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(derivation, "stream", lambda *_: words.tobytes())
+        assert obfuscation.deviations(SEED, 0, len(words)).tolist() == expected
 
 
 def test_neither_neighbours_nor_signs_nor_tensors_hang_together() -> None:

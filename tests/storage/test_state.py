@@ -50,6 +50,13 @@ VALUES: dict[str, Any] = {
     "keys": {1: "a", "1": "b", 2.5: "c", None: "d", (1, "x"): "e"},
     "our own words": {"$tensor": "0", "$tuple": [1], "$map": {}, "$float": "00"},
     "deep": [[[[{"a": ({"b": [1.5]},)}]]]],
+    "tensors of odd sizes": [
+        torch.ones(3, dtype=torch.uint8),
+        torch.rand(2, dtype=torch.float64),
+        torch.ones(1, dtype=torch.int16),
+        torch.rand(3),
+        torch.rand(3, dtype=torch.cfloat),
+    ],
     "tensors": [torch.arange(4), torch.tensor(2.5), torch.empty(0, 3), torch.ones(2, 2).T],
 }
 
@@ -86,7 +93,8 @@ def test_numbers_of_numpy_come_back_as_plain_numbers(tmp_path: Path) -> None:
 
 def test_tensors_that_share_memory_or_need_gradients_are_stored(tmp_path: Path) -> None:
     base = torch.arange(6.0)
-    tree = [base, base[2:], base, nn.Parameter(base.clone())]
+    turned = torch.rand(3, dtype=torch.cfloat).conj()
+    tree = [base, base[2:], base, nn.Parameter(base.clone()), turned, turned.imag]
     found = round_trip(tmp_path, tree)
     assert all(map(torch.equal, found, tree))
     assert not found[3].requires_grad
@@ -121,6 +129,16 @@ def test_what_needs_pickle_is_refused_in_words(tmp_path: Path, kind: str) -> Non
     with pytest.raises(StoreError, match="cannot be saved without pickle") as caught:
         state.write_state(path, {"scheduler": [unsupported()[kind]]})
     assert caught.value.advice
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_could_not_be_read_again_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state, "_MOST_HEADER", 1000)
+    with pytest.raises(StoreError, match="bytes of plain values") as caught:
+        state.write_state(tmp_path / "state", {"order": list(range(1000))})
+    assert caught.value.place == str(tmp_path / "state")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -4,9 +4,11 @@ import os
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from polo.privacy import obfuscation
 from polo.protocol.carrier import Carrier
@@ -37,7 +39,7 @@ def obfuscate_parameters(
         starts = np.array(marked.get(at, []), dtype=np.intp)
         spared = (starts[:, None] + np.arange(carrier.block, dtype=np.intp)).reshape(-1)
         values = obfuscation.obfuscate(
-            parameter.detach().double().cpu().numpy().reshape(-1),
+            _array(parameter),
             seed=seed,
             tensor=at,
             fraction=fraction,
@@ -63,6 +65,13 @@ def obfuscate_parameters(
                 _put(*ahead.popleft())
         while ahead:
             _put(*ahead.popleft())
+
+
+def _array(parameter: torch.nn.Parameter) -> NDArray[np.floating[Any]]:
+    """The values, flat and in row-major order."""
+    values = parameter.detach().reshape(-1)
+    # numpy has no bfloat16; all of its numbers are single ones, too.
+    return (values.float() if values.dtype == torch.bfloat16 else values).cpu().numpy()
 
 
 @torch.no_grad()

@@ -1,6 +1,5 @@
 """Openings as safetensors files: `leaves` (indices), `chunks` (bytes), `path` (hashes)."""
 
-import json
 import struct
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from polo.protocol import merkle
 from polo.protocol.commitment import Opening
 from polo.protocol.digest import SIZE
 from polo.protocol.layout import Layout, Leaf
-from polo.weights.files import open_plain
+from polo.weights.files import encoded_header, open_plain
 
 
 def encode(opening: Opening) -> bytes:
@@ -66,6 +65,4 @@ def _header(leaves: int, data_size: int, hashes: int) -> bytes:
         "chunks": {"dtype": "U8", "shape": [data_size], "data_offsets": [ends[0], ends[1]]},
         "path": {"dtype": "U8", "shape": [hashes, SIZE], "data_offsets": [ends[1], ends[2]]},
     }
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return struct.pack("<Q", len(text)) + text
+    return encoded_header(entries)

@@ -14,13 +14,16 @@ from typing import Any
 import numpy as np
 import safetensors
 import torch
-from safetensors.torch import save
 
 from polo.errors import StoreError
 from polo.storage import atomic
-from polo.weights.files import open_plain
+from polo.weights import dtypes
+from polo.weights.files import encoded_header, open_plain
 
 _TENSOR, _TUPLE, _MAP, _COUNTER, _FLOAT = "$tensor", "$tuple", "$map", "$counter", "$float"
+_MOST_HEADER = 100_000_000
+"""What safetensors reads, at most."""
+
 _UNREADABLE = (
     StoreError,
     OSError,
@@ -34,12 +37,37 @@ _UNREADABLE = (
 
 
 def write_state(path: Path, tree: Any) -> None:
-    """Write a state for its owner's eyes only."""
-    tensors: dict[str, torch.Tensor] = {}
+    """Write a state for its owner's eyes only, one tensor after the other."""
+    tensors: list[torch.Tensor] = []
     text = json.dumps(_pack(tree, tensors, str(path)), allow_nan=False)
-    data = save(tensors, metadata={"tree": text})
+    # Each begins at a multiple of its type's size.
+    order = sorted(range(len(tensors)), key=lambda at: -tensors[at].dtype.itemsize)
+    header = _header(text, {str(at): tensors[at] for at in order}, str(path))
     with atomic.replacing(path, mode=0o600) as file:
-        file.write(data)
+        file.write(header)
+        for at in order:
+            row = tensors[at].cpu().contiguous().reshape(-1)
+            file.write(row.view(torch.uint8).numpy().data)
+
+
+def _header(tree: str, tensors: dict[str, torch.Tensor], place: str) -> bytes:
+    entries: dict[str, Any] = {"__metadata__": {"tree": tree}}
+    end = 0
+    for name, tensor in tensors.items():
+        start, end = end, end + tensor.numel() * tensor.dtype.itemsize
+        entries[name] = {
+            "dtype": dtypes.name_of_torch(tensor.dtype, place=name),
+            "shape": list(tensor.shape),
+            "data_offsets": [start, end],
+        }
+    header = encoded_header(entries)
+    if len(header) > _MOST_HEADER:
+        raise StoreError(
+            f"{len(header)} bytes of plain values in the training state; {_MOST_HEADER} at most",
+            place=place,
+            advice="Keep long lists of numbers as tensors.",
+        )
+    return header
 
 
 def read_state(path: Path) -> Any:
@@ -76,11 +104,10 @@ def restore_random(state: dict[str, Any]) -> None:
             torch.cuda.set_rng_state(saved, device)
 
 
-def _pack(value: Any, tensors: dict[str, torch.Tensor], place: str) -> Any:
+def _pack(value: Any, tensors: list[torch.Tensor], place: str) -> Any:
     if isinstance(value, torch.Tensor) and _storable(value):
-        name = str(len(tensors))
-        tensors[name] = value.detach().cpu().contiguous().clone()
-        return {_TENSOR: name}
+        tensors.append(value.detach().resolve_conj().resolve_neg())
+        return {_TENSOR: str(len(tensors) - 1)}
     if isinstance(value, dict):
         pairs = [[_pack(k, tensors, place), _pack(v, tensors, place)] for k, v in value.items()]
         return {_COUNTER if isinstance(value, Counter) else _MAP: pairs}
@@ -102,7 +129,9 @@ def _pack(value: Any, tensors: dict[str, torch.Tensor], place: str) -> Any:
 
 def _storable(tensor: torch.Tensor) -> bool:
     dense = tensor.layout == torch.strided and not (tensor.is_quantized or tensor.is_nested)
-    return dense and not tensor.is_meta and tensor.dtype not in (torch.complex32, torch.complex128)
+    if not dense or tensor.is_meta or tensor.dtype in (torch.complex32, torch.complex128):
+        return False
+    return dtypes.is_known(tensor.dtype)
 
 
 def _unpack(value: Any, file: Any, taken: set[str]) -> Any:

@@ -59,6 +59,11 @@ def name_of_torch(dtype: "torch.dtype", *, place: str) -> str:
     return name
 
 
+def is_known(dtype: "torch.dtype") -> bool:
+    """Whether a torch dtype has a name here."""
+    return dtype in _torch_names()
+
+
 def name_of_numpy(dtype: np.dtype[Any], *, place: str) -> str:
     """Our name of a numpy dtype."""
     for ours, theirs in _NUMPY.items():

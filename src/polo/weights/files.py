@@ -34,6 +34,11 @@ def header_of(layout: Layout) -> bytes:
             "shape": list(tensor.shape),
             "data_offsets": [start, start + tensor.size],
         }
+    return encoded_header(entries)
+
+
+def encoded_header(entries: dict[str, Any]) -> bytes:
+    """A safetensors header, length included, padded to eight bytes."""
     text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return struct.pack("<Q", len(text)) + text
