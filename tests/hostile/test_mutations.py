@@ -20,7 +20,7 @@ from polo.verifier import Outcome, Policy, Status
 
 pytestmark = pytest.mark.slow
 
-BLIND_MUTATIONS = 1600
+BLIND_MUTATIONS = 1000
 SIGNED_MUTATIONS = 450
 SEED = 20261115
 

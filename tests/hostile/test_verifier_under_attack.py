@@ -1,5 +1,6 @@
 """What a prover, a thief or a bad disk tries on a verifier."""
 
+import hashlib
 import json
 import os
 import subprocess
@@ -13,12 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import polo
 from polo.protocol import canonical, signing
 from polo.protocol.records import File
 from polo.storage.folder import MANIFEST_FILE, checkpoint_path
-from polo.verifier import Outcome, Policy, Status
+from polo.verifier import Outcome, Policy, Status, delivered, walking
 from polo.weights import loading
 
 UNTESTED = Policy("none")
@@ -71,18 +73,105 @@ def test_a_file_that_changes_between_two_reads(
     """The weights that are tested are the weights that were hashed."""
     made = make_proof()
     last = made.path / checkpoint_path(made.proof.shards)
-    other = (made.path / checkpoint_path(0)).read_bytes()
+    honest, other = last.read_bytes(), (made.path / checkpoint_path(0)).read_bytes()
     load = loading.load_into
 
-    def load_late(model: Any, checkpoint: Any) -> None:
+    def load_late(model: Any, checkpoint: Any, **options: Any) -> None:
         # Somebody who can write to the folder does so after the root was read.
         last.write_bytes(other)
-        load(model, checkpoint)
+        load(model, checkpoint, **options)
 
     monkeypatch.setattr(loading, "load_into", load_late)
+    assert made.verify().outcome is Outcome.ACCEPTED, "what was hashed is in memory"
+    assert last.read_bytes() == other
+    last.write_bytes(honest)
+    monkeypatch.setattr(walking, "MOST_HELD", 0)
     verdict = made.verify()
     assert verdict.outcome is Outcome.REJECTED
     assert any("changed while" in check.detail for check in verdict.of(Status.FAILED))
+
+
+class Folded(nn.Module):
+    """Two tensors, one the other's transpose; in the prover's model they are apart."""
+
+    def __init__(self, apart: bool = False) -> None:
+        super().__init__()
+        self.first = nn.Linear(16, 64)
+        self.shown = nn.Parameter(torch.randn(64, 64) / 8)
+        turned = self.shown.detach().t()
+        self.used = nn.Parameter(turned.contiguous() if apart else turned)
+        self.last = nn.Linear(64, 4)
+
+    def forward(self, points: torch.Tensor) -> torch.Tensor:
+        """Class scores."""
+        hidden = torch.relu(self.first(points)) @ self.used
+        return self.last(torch.relu(hidden)) + 0 * self.shown.sum()
+
+
+class Copied(nn.Sequential):
+    """A model whose state dict hands out copies, as hooks that cast or offload do."""
+
+    def state_dict(self, *arguments: Any, **options: Any) -> dict[str, Any]:
+        """Copies."""
+        return {k: v.clone() for k, v in super().state_dict(*arguments, **options).items()}
+
+
+@pytest.mark.parametrize("most", [0, walking.MOST_HELD])
+@pytest.mark.parametrize("folded", [True, False])
+def test_weights_that_the_model_does_not_take_are_not_tested(
+    make_proof: Callable[..., Any],
+    task: Any,
+    folded: bool,
+    most: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever was loaded and is not there afterwards, something else would be tested."""
+    kind, tiny = type(task), task.build_model
+    made = make_proof(task=kind(lambda: Folded(apart=True)) if folded else task)
+    assert made.verify().outcome is Outcome.ACCEPTED
+    monkeypatch.setattr(walking, "MOST_HELD", most)
+    other = kind(Folded if folded else lambda: Copied(*tiny()))
+    verdict = polo.verify(made.path, trust=made.issuer.public_key, task=other)
+    assert verdict.outcome is Outcome.REJECTED
+    assert {check.detail for check in verdict.of(Status.FAILED)} == {
+        "the model does not hold what was loaded into it"
+    }
+
+
+@pytest.mark.parametrize("most", [0, walking.MOST_HELD])
+def test_a_checkpoint_that_changes_before_it_is_compared(
+    make_proof: Callable[..., Any], most: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A delivered file is compared with what was hashed, whatever lies there later."""
+    made = make_proof()
+    last, stranger = made.path / checkpoint_path(3), tmp_path / "delivered.safetensors"
+    stranger.write_bytes((made.path / checkpoint_path(0)).read_bytes())
+    compare = delivered.compare
+
+    def compare_late(path: Path, checkpoint: Any) -> Any:
+        last.write_bytes(stranger.read_bytes())
+        return compare(path, checkpoint)
+
+    monkeypatch.setattr(delivered, "compare", compare_late)
+    monkeypatch.setattr(walking, "MOST_HELD", most)
+    verdict = made.verify(model=stranger)
+    assert verdict.outcome is Outcome.REJECTED
+    assert [check.name for check in verdict.of(Status.FAILED)] == ["delivered"]
+
+
+def test_nothing_is_compared_with_a_checkpoint_that_is_not_the_chains(
+    make_proof: Callable[..., Any], alice: polo.Identity
+) -> None:
+    made = make_proof()
+    name, other = checkpoint_path(3), (made.path / checkpoint_path(0)).read_bytes()
+    (made.path / name).write_bytes(other)
+    lie = File(name, len(other), hashlib.sha256(other).digest())
+    files = tuple(lie if file.path == name else file for file in made.manifest.files)
+    sign(made.path, alice, replace(made.manifest, files=files))
+    verdict = made.verify(model=made.path / name)
+    assert verdict.outcome is Outcome.REJECTED
+    [undecided] = [check for check in verdict.checks if check.name == "delivered"]
+    assert undecided.status is Status.UNDECIDED
 
 
 def test_files_behind_a_linked_folder_are_not_read(

@@ -11,9 +11,9 @@ from polo.protocol.layout import Layout
 from polo.protocol.records import Manifest
 from polo.tasks import Task
 from polo.verifier.policy import Policy
+from polo.verifier.walking import Seen
 from polo.weights.base import base_root
-from polo.weights.checkpoint import checkpoint_of
-from polo.weights.files import FileCheckpoint
+from polo.weights.checkpoint import HeldCheckpoint, checkpoint_of
 from polo.weights.hashing import commit
 
 if TYPE_CHECKING:
@@ -50,18 +50,22 @@ class Bench:
         if self._problem:
             yield self._problem
 
-    def test(self, shard: int, checkpoint: FileCheckpoint, root: bytes) -> Iterator[Check]:
-        """Measure one shard's weights; `root` is what they must hash to once they are loaded."""
+    def test(self, one: Seen) -> Iterator[Check]:
+        """Measure one shard's weights, whose root holds."""
         assert self._model is not None
-        from polo.weights.loading import load_into
+        from polo.weights.loading import NotLoadedError, load_into
 
+        shard = one.number
         try:
-            load_into(self._model, checkpoint)
-            if commit(checkpoint_of(self._model), threads=self._policy.threads).root != root:
+            load_into(self._model, one.checkpoint, check=True)
+            if not self._as_seen(one):
                 detail = "the file changed while it was verified"
                 yield Check("accuracy", Status.FAILED, detail, shard=shard)
                 return
             measured = float(self._task.evaluate(self._model))
+        except NotLoadedError as error:
+            yield problem("accuracy", error, shard=shard)
+            return
         except Exception as error:  # The task is the verifier's own; the weights are not.
             detail = f"the task could not test it: {type(error).__name__}: {error}"
             yield Check("accuracy", Status.UNDECIDED, detail, shard=shard)
@@ -91,6 +95,13 @@ class Bench:
             shard=shard,
             figures={"claimed": claim, "measured": measured},
         )
+
+    def _as_seen(self, one: Seen) -> bool:
+        """Whether the loaded weights are those that were hashed; a file may have changed since."""
+        assert self._model is not None
+        if isinstance(one.checkpoint, HeldCheckpoint):
+            return True
+        return commit(checkpoint_of(self._model), threads=self._policy.threads).root == one.root
 
 
 def model_of(

@@ -16,7 +16,7 @@ _PIECE = 2**20
 _NAMED = 5
 
 
-def compare(path: Path, last: FileCheckpoint) -> Check:
+def compare(path: Path, last: Checkpoint) -> Check:
     """Compare a delivered safetensors file with the proof's last checkpoint."""
     return _checked(path, lambda delivered: _compare(path, last, delivered))
 

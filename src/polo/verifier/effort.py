@@ -10,8 +10,7 @@ from polo.protocol.carrier import Carrier
 from polo.protocol.records import Manifest, Nonce
 from polo.storage.folder import ProofFolder
 from polo.tasks import Task
-from polo.weights.checkpoint import Checkpoint, HeldCheckpoint
-from polo.weights.files import FileCheckpoint
+from polo.weights.checkpoint import Checkpoint
 
 __all__ = ["KNOWN", "Effort", "Request", "effort_of"]
 
@@ -46,13 +45,10 @@ class Effort:
         for level in list(self._levels):
             yield from self._guarded(level, self._levels[level].opening())
 
-    def held(self, checkpoint: Checkpoint) -> Checkpoint:
-        """A checkpoint that cannot change between two looks at it, where levels look at it."""
-        if not self._levels:
-            return checkpoint
-        if isinstance(checkpoint, FileCheckpoint):
-            return checkpoint.held()
-        return HeldCheckpoint.copy_of(checkpoint)
+    @property
+    def looking(self) -> bool:
+        """Whether there are levels that look at checkpoints, which must not change meanwhile."""
+        return bool(self._levels)
 
     def see(self, number: int, checkpoint: Checkpoint) -> Iterator[Check]:
         """Show a checkpoint whose root holds to every level."""

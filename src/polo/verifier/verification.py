@@ -1,8 +1,6 @@
 """Verifying a proof: signatures and files first, then the chain from the newest shard back."""
 
 import contextlib
-import itertools
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -27,12 +25,11 @@ from polo.storage.folder import (
     MANIFEST_FILE,
     ProofFolder,
     checkpoint_path,
-    limits_of,
     nonce_path,
     opening_path,
 )
 from polo.tasks import Task
-from polo.verifier import accuracy, delivered, lineage
+from polo.verifier import accuracy, delivered, files, lineage, walking
 from polo.verifier.effort import KNOWN, Effort, Request, effort_of
 from polo.verifier.final import about, verify_final
 from polo.verifier.policy import Policy
@@ -40,10 +37,9 @@ from polo.verifier.verdict import Owner, Verdict, described
 from polo.watermark.mark import carrier_of, derive
 from polo.watermark.reading import OpenedCheckpoint, read, values_of
 from polo.watermark.schemes import scheme
-from polo.weights.checkpoint import Checkpoint
+from polo.weights.checkpoint import Checkpoint, HeldCheckpoint
 from polo.weights.hashing import commit
 
-MOST_STRANGERS = 100
 CHECKED = (*KNOWN, "receipts", "uniqueness")
 """Levels above the chain that are checked here; all of them need the whole proof."""
 
@@ -174,7 +170,15 @@ class _Run:
             return
         yield Check("layout", Status.PASSED, counted(len(layout.tensors), "tensor"))
         damaged: set[str] = set()
-        for check in self._files(folder, manifest, layout):
+        for check in files.checks(
+            folder,
+            manifest,
+            layout,
+            shown=self._shown,
+            earlier=self._earlier,
+            threads=self._policy.threads,
+            tell=self._tell,
+        ):
             if check.status is not Status.PASSED:
                 damaged.add(check.place)
             yield check
@@ -275,61 +279,6 @@ class _Run:
         yield Check(
             "signature", Status.PASSED, f"signed by {identity_of(enrolment.identity).hex()[:16]}…"
         )
-
-    def _files(self, folder: ProofFolder, manifest: Manifest, layout: Layout) -> Iterator[Check]:
-        wrong = False
-        for fault in chain.misplaced(manifest):
-            wrong = True
-            yield Check("files", Status.FAILED, fault.detail, place=MANIFEST_FILE)
-        try:
-            strangers = folder.strangers(manifest)
-            if not self._earlier:
-                strangers = (name for name in strangers if not lineage.belongs(name, manifest))
-            for name in itertools.islice(strangers, MOST_STRANGERS):
-                wrong = True
-                yield Check(
-                    "files",
-                    Status.FAILED,
-                    "is in the folder but not in the signed manifest",
-                    place=name[:200],
-                    advice=lineage.advice_on(name)
-                    or "If the run was killed, resume it once: that removes leftovers.",
-                )
-            files = [file for file in manifest.files if self._expected(folder, file.path)]
-            most_bytes = limits_of(layout, manifest.terms.scheme)
-            for at, file in enumerate(files):
-                self._tell("checking files", at, len(files))
-                try:
-                    folder.check_file(file, most_bytes(file.path))
-                except StoreError as error:
-                    wrong = True
-                    missing = isinstance(error.__cause__, (FileNotFoundError, PermissionError))
-                    status = Status.UNDECIDED if missing else Status.FAILED
-                    yield Check(
-                        "files",
-                        status,
-                        error.message,
-                        place=file.path,
-                        shard=_shard_of(file.path, manifest),
-                        advice="Ask the prover for the complete proof." if missing else "",
-                    )
-                except PoloError as error:
-                    wrong = True
-                    shard = _shard_of(file.path, manifest)
-                    yield problem("files", error, shard=shard)
-        except PoloError as error:
-            yield Check("files", Status.FAILED, str(error))
-            return
-        if not wrong:
-            figures = {"files": len(files), "bytes": sum(file.size for file in files)}
-            detail = f"{counted(len(files), 'file')} as signed"
-            if left_out := len(manifest.files) - len(files):
-                detail += f"; {left_out} left out, as this kind of bundle does"
-            yield Check("files", Status.PASSED, detail, figures=figures)
-
-    def _expected(self, folder: ProofFolder, path: str) -> bool:
-        """Whether a listed file must be as signed: it is shown, or it is there anyway."""
-        return self._shown is None or path in self._shown or os.path.lexists(folder.path / path)
 
     def _layout(self, folder: ProofFolder, manifest: Manifest) -> Layout:
         listed = next((file for file in manifest.files if file.path == LAYOUT_FILE), None)
@@ -469,22 +418,30 @@ class _Run:
         yield from bench.problems()
         levels = self._effort(folder, manifest, carrier)
         yield from levels.opening()
-        to_test = set(self._policy.shards_to_test([x for x in stored if x]))
+        to_test = set(self._policy.shards_to_test([x for x in stored if x]) if bench.ready else ())
         seen: set[int] = set()
         try:
             kept = history.checkpoints(folder, manifest, layout, damaged=damaged)
-            for done, (number, checkpoint) in enumerate(kept):
+            last = {len(manifest.shards)} if model else set()
+            looked_at = set(stored) if levels.looking else to_test | last
+            walk = walking.seen(
+                kept,
+                layout,
+                looked_at=looked_at,
+                keeping=levels.looking,
+                threads=self._policy.threads,
+            )
+            for done, one in enumerate(walk):
                 self._tell("testing weights", done, len(stored))
-                seen.add(number)
-                held = levels.held(checkpoint)
-                root = self._root(manifest, number, held)
+                seen.add(one.number)
+                root = self._root(manifest, one)
                 yield root
                 if root.status is Status.PASSED:
-                    yield from levels.see(number, held)
-                if bench.ready and number in to_test:
-                    yield from bench.test(number, checkpoint, manifest.root_before(number + 1))
-                if model and number == len(manifest.shards):
-                    yield delivered.compare(model, checkpoint)
+                    yield from levels.see(one.number, one.checkpoint)
+                    if one.number in to_test:
+                        yield from bench.test(one)
+                if model and one.number == len(manifest.shards):
+                    yield self._delivered(model, one, root)
         except PoloError as error:
             yield problem("root", error)
         yield from levels.closing()
@@ -511,17 +468,27 @@ class _Run:
             found = accuracy.obstacle("evidence", error)
             return Effort({}, tuple(replace(found, level=level) for level in asked))
 
-    def _root(self, manifest: Manifest, number: int, checkpoint: Checkpoint) -> Check:
-        try:
-            root = commit(checkpoint, threads=self._policy.threads).root
-        except PoloError as error:
-            return problem("root", error, shard=number)
-        same = root == manifest.root_before(number + 1)
+    def _delivered(self, model: Path, last: walking.Seen, root: Check) -> Check:
+        """Whether a file is the last checkpoint, if that is what it must be."""
+        if root.status is not Status.PASSED:
+            detail = "the last checkpoint is not that of the chain, so nothing is compared with it"
+            return Check("delivered", Status.UNDECIDED, detail, place=str(model))
+        found = delivered.compare(model, last.checkpoint)
+        if isinstance(last.checkpoint, HeldCheckpoint):
+            return found
+        again = commit(last.checkpoint, threads=self._policy.threads).root
+        detail = "the last checkpoint changed while it was verified"
+        return found if again == last.root else Check("delivered", Status.FAILED, detail)
+
+    def _root(self, manifest: Manifest, one: walking.Seen) -> Check:
+        if isinstance(one.root, PoloError):
+            return problem("root", one.root, shard=one.number)
+        same = one.root == manifest.root_before(one.number + 1)
         return Check(
             "root",
             Status.PASSED if same else Status.FAILED,
-            f"root {root.hex()[:16]}…" if same else "the weights are not those of the chain",
-            shard=number,
+            f"root {one.root.hex()[:16]}…" if same else "the weights are not those of the chain",
+            shard=one.number,
         )
 
     def _start(self, manifest: Manifest, layout: Layout) -> Iterator[Check]:
@@ -619,10 +586,3 @@ def _parent(manifest: Manifest) -> Iterator[Check]:
     if manifest.transfer is None:
         detail = "the model was somebody's before; no transfer shows that they handed it on"
         yield Check("start", Status.NOTE, detail)
-
-
-def _shard_of(path: str, manifest: Manifest) -> int:
-    """The shard that a file of a proof belongs to; 0 if to none that the manifest lists."""
-    digits = Path(path).name.partition(".")[0]
-    number = int(digits) if digits.isdecimal() else 0
-    return number if number <= len(manifest.shards) else 0

@@ -38,6 +38,11 @@ class Commitment:
         return commitment.Opening(chunks, tuple(merkle.multiproof(self.leaves, list(where))))
 
 
+def usual_threads() -> int:
+    """How many threads hash if nobody says: one per core, at most four."""
+    return min(4, os.cpu_count() or 1)
+
+
 def commit(checkpoint: Checkpoint, *, threads: int | None = None) -> Commitment:
     """Hash a checkpoint.
 
@@ -49,7 +54,7 @@ def commit(checkpoint: Checkpoint, *, threads: int | None = None) -> Commitment:
     Raises:
         WeightsError: A tensor holds NaN or infinity; the error names it.
     """
-    workers = threads or min(4, os.cpu_count() or 1)
+    workers = threads or usual_threads()
     pieces = list(_pieces(checkpoint.layout))
     hashed: list[list[bytes]] = [[] for _ in pieces]
     failed: dict[int, Exception] = {}

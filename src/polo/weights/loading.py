@@ -6,19 +6,43 @@ from polo.errors import WeightsError
 from polo.weights import dtypes
 from polo.weights.checkpoint import Checkpoint, HeldCheckpoint, checkpoint_of
 
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
+
+
+class NotLoadedError(WeightsError):
+    """A model that does not have the values that were loaded into it."""
+
 
 @torch.no_grad()
-def load_into(model: torch.nn.Module, checkpoint: Checkpoint) -> None:
-    """Copy a checkpoint's values into a model of the same layout."""
+def load_into(model: torch.nn.Module, checkpoint: Checkpoint, *, check: bool = False) -> None:
+    """Copy a checkpoint's values into a model of the same layout.
+
+    Args:
+        model: The model.
+        checkpoint: The checkpoint.
+        check: Whether to look if the model has them then. It has not if its state dict hands out
+            copies, or if two of its tensors share memory and the checkpoint's differ.
+
+    Raises:
+        NotLoadedError: It has not.
+    """
     live = checkpoint_of(model)
     if live.layout != checkpoint.layout:
         raise WeightsError("the model and the checkpoint have different layouts")
-    copy_all([live.tensor(at) for at in range(len(live.layout.tensors))], checkpoint)
+    sources = copy_all([live.tensor(at) for at in range(len(live.layout.tensors))], checkpoint)
+    if check:
+        now = checkpoint_of(model)
+        if not _same([now.tensor(at) for at in range(len(sources))], sources):
+            raise NotLoadedError("the model does not hold what was loaded into it")
 
 
 @torch.no_grad()
-def copy_all(targets: list[torch.Tensor], checkpoint: Checkpoint) -> None:
-    """Copy a checkpoint's values into tensors of the same types and shapes, in its order."""
+def copy_all(targets: list[torch.Tensor], checkpoint: Checkpoint) -> list[torch.Tensor]:
+    """Copy a checkpoint's values into tensors of the same types and shapes, in its order.
+
+    Returns:
+        The values.
+    """
     there = next((target.device for target in targets if target.is_cuda), None)
     flat = _uploaded(checkpoint, there) if there else None
     sources = [
@@ -29,6 +53,25 @@ def copy_all(targets: list[torch.Tensor], checkpoint: Checkpoint) -> None:
     ]
     # One call: each gives the interpreter's lock away, and may have to wait to get it back.
     torch._foreach_copy_(targets, sources)
+    return sources
+
+
+def _same(values: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
+    """Whether tensors are the same to the bit."""
+    pairs = [(_bits(one), _bits(other)) for one, other in zip(values, others, strict=True)]
+    for device, dtype in {(one.device, one.dtype) for one, _ in pairs if one.is_cuda}:
+        # All at once: on a GPU each comparison would be waited for.
+        there = [(a, b) for a, b in pairs if (a.device, a.dtype) == (device, dtype)]
+        pairs = [(a, b) for a, b in pairs if (a.device, a.dtype) != (device, dtype)]
+        pairs.append(
+            (torch.cat([a for a, _ in there]), torch.cat([b.to(device) for _, b in there]))
+        )
+    return all(torch.equal(one, other) for one, other in pairs)
+
+
+def _bits(value: torch.Tensor) -> torch.Tensor:
+    plain = value.detach().resolve_conj().resolve_neg().contiguous()
+    return plain.reshape(-1).view(_INTEGERS[value.dtype.itemsize])
 
 
 def _uploaded(checkpoint: Checkpoint, device: torch.device) -> torch.Tensor | None:

@@ -9,7 +9,6 @@ Specification: docs/protocol.md, sections 17.1 and 17.2.
 import hashlib
 import itertools
 import math
-import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -19,6 +18,7 @@ from polo.protocol.digest import tagged
 from polo.protocol.layout import CHUNK_BYTES, Layout, Tensor
 from polo.weights import dtypes
 from polo.weights.checkpoint import Checkpoint, MemoryCheckpoint, canonical_names, checkpoint_of
+from polo.weights.hashing import usual_threads
 
 if TYPE_CHECKING:
     import torch
@@ -145,7 +145,7 @@ def digest_of(checkpoint: Checkpoint | None, threads: int | None = None) -> byte
     def hashed(piece: tuple[int, int, int]) -> bytes:
         return hashlib.sha256(checkpoint.read(*piece)).digest()
 
-    workers = min(threads or min(4, os.cpu_count() or 1), len(pieces))
+    workers = min(threads or usual_threads(), len(pieces))
     if workers <= 1 or checkpoint.layout.size < PIECE_BYTES:
         return joined(checkpoint.layout, map(hashed, pieces))
     with ThreadPoolExecutor(workers) as pool:

@@ -1,0 +1,133 @@
+"""Checkpoints that are hashed while the one before is looked at."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from polo.errors import FormatError, WeightsError
+from polo.verifier import walking
+from polo.weights.checkpoint import Checkpoint, HeldCheckpoint, MemoryCheckpoint
+from polo.weights.files import FileCheckpoint, write_checkpoint
+from polo.weights.hashing import commit
+
+COUNT = 5
+
+
+def weights(number: int) -> MemoryCheckpoint:
+    return MemoryCheckpoint({"w": np.full((300, 100), float(number), np.float32)})
+
+
+LAYOUT = weights(0).layout
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    paths = [tmp_path / f"{number}.safetensors" for number in range(COUNT)]
+    for number, path in enumerate(paths):
+        with path.open("wb") as file:
+            write_checkpoint(weights(number), file.write)
+    return paths
+
+
+def kept(files: list[Path]) -> Iterator[tuple[int, FileCheckpoint]]:
+    """Each is closed when the next one is asked for, as a proof's history does."""
+    for number, path in enumerate(files):
+        with FileCheckpoint.canonical(path, LAYOUT) as checkpoint:
+            yield number, checkpoint
+
+
+def value(checkpoint: Checkpoint) -> float:
+    data = checkpoint.read(0, 0, LAYOUT.size)
+    [found] = set(np.frombuffer(data, np.float32).tolist())
+    return float(found)
+
+
+@pytest.mark.parametrize("keeping", [False, True])
+@pytest.mark.parametrize("looked_at", [range(COUNT), {1, 3}])
+@pytest.mark.parametrize("most", [0, 2**20])
+def test_every_checkpoint_comes_with_its_root_and_stays_while_it_is_looked_at(
+    files: list[Path],
+    keeping: bool,
+    looked_at: set[int],
+    most: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(walking, "MOST_HELD", most)
+    found = []
+    walk = walking.seen(kept(files), LAYOUT, looked_at=looked_at, keeping=keeping)
+    for number, one in enumerate(walk):
+        assert (one.number, one.root) == (number, commit(weights(number)).root)
+        if number in looked_at:
+            assert value(one.checkpoint) == number
+            assert isinstance(one.checkpoint, HeldCheckpoint) == bool(most or keeping)
+        found.append(one)
+    assert len(found) == COUNT
+    if keeping:
+        assert [value(found[at].checkpoint) for at in looked_at] == list(looked_at)
+
+
+def test_two_rooms_are_enough(files: list[Path]) -> None:
+    walk = walking.seen(kept(files), LAYOUT, looked_at=range(COUNT))
+    assert len({id(one.checkpoint.data.obj) for one in walk}) == 2  # type: ignore[attr-defined]
+
+
+def test_the_next_is_hashed_meanwhile(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed = threading.Event()
+
+    def hashing(checkpoint: Checkpoint, *, threads: int | None = None) -> object:
+        found = commit(checkpoint, threads=threads)
+        if value(checkpoint) == 1:
+            hashed.set()
+        return found
+
+    monkeypatch.setattr(walking, "commit", hashing)
+    walk = walking.seen(kept(files), LAYOUT, looked_at=range(COUNT))
+    assert next(walk).number == 0
+    assert hashed.wait(20), "nobody has asked for it yet"
+    assert [one.number for one in walk] == [1, 2, 3, 4]
+
+
+def test_a_checkpoint_without_a_root_says_why_and_the_others_go_on(files: list[Path]) -> None:
+    data = bytearray(files[2].read_bytes())
+    data[-4:] = np.float32("nan").tobytes()
+    files[2].write_bytes(data)
+    found = list(walking.seen(kept(files), LAYOUT, looked_at=range(COUNT)))
+    assert [one.number for one in found if isinstance(one.root, WeightsError)] == [2]
+
+
+def test_what_breaks_the_walk_breaks_it_where_it_is(files: list[Path]) -> None:
+    files[3].write_bytes(b"short")
+    walk = walking.seen(kept(files), LAYOUT, looked_at=range(COUNT))
+    assert [next(walk).number for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(FormatError, match="5 bytes"):
+        next(walk)
+
+
+def test_whoever_stops_early_leaves_no_thread_behind(files: list[Path]) -> None:
+    before = threading.active_count()
+    walk = walking.ahead(iter(range(10)))
+    assert next(walk) == 0
+    walk.close()  # type: ignore[attr-defined]
+    outcomes = walking.at_once(lambda number: 1 // number, [1, 0, 2], 2)
+    assert next(outcomes)[1].result() == 1
+    outcomes.close()  # type: ignore[attr-defined]
+    assert threading.active_count() == before
+
+
+def test_few_outcomes_are_waited_for_by_who_stops() -> None:
+    begun: list[int] = []
+    outcomes = walking.at_once(begun.append, range(1000), 2)
+    next(outcomes)
+    outcomes.close()  # type: ignore[attr-defined]
+    assert len(begun) < 10
+
+
+def test_outcomes_come_in_order_with_what_went_wrong() -> None:
+    found = dict(walking.at_once(lambda number: 6 // number, [3, 0, 2]))
+    assert list(found) == [3, 0, 2]
+    assert (found[3].result(), found[2].result()) == (2, 3)
+    assert isinstance(found[0].exception(), ZeroDivisionError)
+    assert dict(walking.at_once(len, [])) == {}
