@@ -1,7 +1,9 @@
 """Transactions: what is read-only, what waits for what, what survives."""
 
+import sqlite3
 import threading
 
+import psycopg
 import pytest
 import sqlalchemy.exc
 from sqlalchemy import func, insert, select, text
@@ -114,3 +116,13 @@ def test_statements_that_fail_show_no_parameters(registry):
 def test_other_databases_are_refused(url):
     with pytest.raises(FormatError):
         Database(url)
+
+
+def test_a_connection_that_is_in_use_is_closed_when_it_is_given_back(registry):
+    database = registry.database
+    with database.read() as connection:
+        used = connection.connection.dbapi_connection
+        database.close()
+        assert connection.execute(text("select 1")).scalar() == 1
+    with pytest.raises((sqlite3.ProgrammingError, psycopg.OperationalError), match="closed"):
+        used.cursor().execute("select 1")

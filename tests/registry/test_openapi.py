@@ -30,7 +30,7 @@ from polo.registry import problems
 from polo.registry.app import create_app
 from polo.registry.tasks.service import Tasks
 
-EXAMPLES = 6
+EXAMPLES = 4
 LONGEST = 10.0
 CHECKS = [
     status_code_conformance,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
+from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import ConnectionPoolEntry
@@ -74,7 +75,8 @@ class Database:
             connection.execute(text("select pg_advisory_xact_lock(:number)"), {"number": number})
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close all connections; those that are in use, when they are given back."""
+        event.listen(self.engine, "checkin", _drop)
         self.engine.dispose()
 
 
@@ -134,6 +136,10 @@ def _sqlite(path: str | None) -> Engine:
     event.listen(engine, "connect", _prepare)
     event.listen(engine, "begin", _take)
     return engine
+
+
+def _drop(_connection: DBAPIConnection, entry: ConnectionPoolEntry) -> None:
+    entry.invalidate()
 
 
 def _prepare(connection: sqlite3.Connection, _entry: ConnectionPoolEntry) -> None:
