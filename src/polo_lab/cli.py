@@ -63,9 +63,10 @@ def run(
     rerun
         Repeat what is recorded.
     only
-        Runs with this setting alone, such as bits=2048; several must all hold.
+        Runs with this setting alone, such as bits=2048 or bits=1024,2048; several must all hold.
     workers
-        Processes of one thread each; 0 for none but this one.
+        Processes of one thread each; 0 for none but this one. Where they are more than there are
+        benches, runs that could share one are spread over several.
     minutes
         Begin nothing after so many minutes; the same command takes up what is left.
     results
@@ -75,7 +76,10 @@ def run(
 
     wanted = dict(_pair(text) for text in only)
     if len(wanted) < len(only):
-        raise PoloError("--only names a setting twice", advice="run one value after the other")
+        raise PoloError(
+            "--only names a setting twice",
+            advice="write several values with commas, such as bits=1024,2048",
+        )
     asked = harness.Asked(quick, rerun, wanted, workers, minutes, results)
     found = [catalogue.find(one) for one in (catalogue.NAMES if name == "all" else (name,))]
     if name == "all" and wanted:

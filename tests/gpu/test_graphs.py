@@ -68,7 +68,8 @@ def test_recorded_presses_are_the_same_to_the_bit(
         if not recorded:
             embedder._graphs = None
         sides.append(pressed(model, embedder, 24, fresh))
-        assert not recorded or embedder._graphs._graphs
+        # Fresh gradients may lie elsewhere every time; then nothing is recorded.
+        assert not recorded or fresh or embedder._graphs._graphs
     assert all(map(torch.equal, *sides))
 
 

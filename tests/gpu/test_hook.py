@@ -141,6 +141,7 @@ def test_little_memory_is_added(scheme: str, key: str) -> None:
     assert torch.cuda.max_memory_allocated() - before <= 20e6
 
 
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events")
 def test_as_few_launches_for_a_whole_network() -> None:
     model = network()
     embedder = embedder_of(model, "ednn")
@@ -152,4 +153,4 @@ def test_as_few_launches_for_a_whole_network() -> None:
         embedder.add_gradient()
         torch.cuda.synchronize()
     launched = [event.name for event in profile.events() if event.device_type.name == "CUDA"]
-    assert 0 < len(launched) <= 12, launched
+    assert 0 < len(launched) <= 16, launched

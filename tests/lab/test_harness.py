@@ -239,10 +239,34 @@ def test_runs_that_shared_the_machine_say_so(
     monkeypatch.setattr(pool, "measured", lambda measure, work, **_: map(measure, work))
     run(tmp_path, only={"seed": "0"}, workers=8)
     assert recorded(tmp_path)[0]["workers"] == 1, "there was nothing beside it"
-    run(tmp_path, workers=2)
+    run(tmp_path, only={"seed": "1,2,3"}, workers=2)
     recording = lines.read(tmp_path / "sums.jsonl")
     assert [line.workers for line in recording.lines] == [1, 2, 2, 2]
     assert ["2 processes" in told for told in origins(recording)] == [False, True]
+
+
+def test_a_value_with_a_comma_can_be_chosen() -> None:
+    chosen = harness.chosen(catalogue.find("comparison"), Asked(only={"method": "polo, chain"}))
+    assert {unit["method"] for unit in chosen} == {"polo, chain"}
+
+
+@pytest.mark.parametrize(
+    ("lengths", "workers", "parts"),
+    [
+        ((5,), 0, [[0, 1, 2, 3, 4]]),
+        ((5,), 2, [[0, 2, 4], [1, 3]]),
+        ((5,), 9, [[0], [1], [2], [3], [4]]),
+        ((2, 6), 4, [[0, 1], [0, 3], [1, 4], [2, 5]]),
+        ((1, 1, 1), 2, [[0], [0], [0]]),
+        ((), 3, []),
+    ],
+)
+def test_a_bench_is_parted_where_processes_would_be_idle(
+    lengths: tuple[int, ...], workers: int, parts: list[list[int]]
+) -> None:
+    groups = [[{"at": at} for at in range(length)] for length in lengths]
+    found = harness._spread(groups, workers)
+    assert [[unit["at"] for unit in part] for part in found] == parts
 
 
 def test_the_command_runs_shows_and_draws(
@@ -280,6 +304,8 @@ def test_settings_that_no_run_has_are_named(
     assert "no experiment has runs with bits=1" in capsys.readouterr().err
     assert answer(["run", "all", "--only", "seed=0", *where]) == 0
     assert sums.measured == [0]
+    assert answer(["run", "sums", "--only", "seed=0,3", "--only", "group=1,2", *where]) == 0
+    assert sums.measured == [0, 3]
 
 
 @pytest.mark.parametrize("option", ["--workers", "--minutes"])

@@ -16,6 +16,7 @@ from polo_lab.data import digits
 from polo_lab.data.dataset import Dataset, Part
 from polo_lab.models import ConvNet, ResNet
 from polo_lab.tasks import DigitsConv
+from polo_lab.tasks.pairs import cifar10_resnet18
 from polo_lab.training import Augmentation, Course, DivergedError, Feed, Loop, Scale
 
 PLAIN = Course(epochs=6, rate=0.05, batch=64, rise=0.2)
@@ -197,9 +198,16 @@ def test_a_compiler_that_fails_is_done_without_and_said(
     course = replace(PLAIN, epochs=1)
     plain = training.train(net(), feed, course)
     monkeypatch.setattr(torch, "compile", failing)
-    done = training.train(net(), feed, replace(course, compile="default"))
+    done = training.train(net(), feed, replace(course, compile="aot_eager"))
     assert (done.compiled, done.problem) == ("", "RuntimeError: no C compiler")
     assert torch.equal(weights(done.model), weights(plain.model))
+
+
+def test_a_processor_does_without_compiling(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch, "compile")
+    assert cifar10_resnet18.course.compile
+    done = training.train(net(), feed, replace(PLAIN, epochs=1, compile="reduce-overhead"))
+    assert (done.compiled, done.problem) == ("", "")
 
 
 def test_a_loss_that_is_no_number_ends_the_training(feed: Feed) -> None:

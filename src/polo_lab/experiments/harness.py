@@ -30,7 +30,7 @@ class Asked:
     Attributes:
         quick: The trimmed form, on a processor in seconds.
         rerun: Repeat what is recorded.
-        only: Settings that units must have, as text.
+        only: Settings that units must have, as text; of several values one, between commas.
         workers: Processes; None for the experiment's own number.
         minutes: Begin nothing after so many minutes; 0 for no limit.
         folder: Where lines lie.
@@ -62,9 +62,9 @@ def run(experiment: Experiment, asked: Asked) -> int:
     if known.broken:
         print(f"{out}: {known.broken} broken lines are left out", file=sys.stderr)
     pending = units if asked.rerun else _missing(units, known.lines)
-    groups = _grouped(experiment, pending)
-    deadline = time.monotonic() + 60 * asked.minutes if asked.minutes else float("inf")
     workers = experiment.workers if asked.workers is None else asked.workers
+    groups = _spread(_grouped(experiment, pending), workers)
+    deadline = time.monotonic() + 60 * asked.minutes if asked.minutes else float("inf")
     measuring = functools.partial(
         measure,
         experiment.name,
@@ -85,11 +85,11 @@ def run(experiment: Experiment, asked: Asked) -> int:
 
 def chosen(experiment: Experiment, asked: Asked) -> list[Settings]:
     """The runs that have the settings that were asked for."""
-    wanted = asked.only or {}
+    wanted = {name: (value, *value.split(",")) for name, value in (asked.only or {}).items()}
     return [
         unit
         for unit in experiment.units(asked.quick)
-        if all(name in unit and str(unit[name]) == value for name, value in wanted.items())
+        if all(name in unit and str(unit[name]) in values for name, values in wanted.items())
     ]
 
 
@@ -186,6 +186,23 @@ def _grouped(experiment: Experiment, units: Sequence[Settings]) -> list[list[Set
         own = experiment.bench_of(unit) if experiment.group else (at,)
         groups.setdefault(own, []).append(unit)
     return list(groups.values())
+
+
+def _spread(groups: Sequence[list[Settings]], workers: int) -> list[list[Settings]]:
+    """The groups, the longest in several parts if there are fewer than workers.
+
+    Each part has a bench of its own, so that what its runs share is made once for each part.
+    """
+    parts = [1 for _ in groups]
+    while sum(parts) < workers:
+        lengths = [len(group) / part for group, part in zip(groups, parts, strict=True)]
+        longest = max(lengths, default=1)
+        if longest <= 1:
+            break
+        parts[lengths.index(longest)] += 1
+    return [
+        group[at::part] for group, part in zip(groups, parts, strict=True) for at in range(part)
+    ]
 
 
 def _told(line: Line) -> str:

@@ -20,7 +20,7 @@ from polo_lab.experiments.paper import page
 
 FOLDER = lines.ROOT / "docs"
 _EFFORT = {"small": "effort", "tolerance": "effort-tolerance", "resnet18": "effort-resnet18"}
-_SCHEMES = {"small": "schemes", "resnet18": "schemes-resnet18"}
+_SCHEMES = {"Small tasks": "schemes", "ResNet-18": "schemes-resnet18"}
 
 _INTRODUCTION = """\
 # Results

@@ -155,7 +155,18 @@ def _large(quick: bool) -> Iterable[Settings]:
     """The large task wants a GPU; the trimmed form stays with a small one."""
     if quick:
         return units(tasks=["digits"], schemes=["signed"], bits=[256], seeds=1)
-    return units(tasks=["resnet18"], schemes=tuple(SCHEMES), bits=(2048, 1024), seeds=1)
+    tasks, bits = ["resnet18"], (2048, 1024)
+    found = units(tasks=tasks, schemes=tuple(SCHEMES), bits=bits, seeds=1)
+    # Norm scales are so few that load and λ decide what their marks cost.
+    more = units(
+        tasks=tasks,
+        schemes=["fedipr"],
+        bits=bits,
+        loads=(0.25, 0.5, 1.0),
+        strengths=(0.003, 0.03),
+        seeds=1,
+    )
+    return [*found, *(unit for unit in more if unit not in found)]
 
 
 EXPERIMENTS = tuple(

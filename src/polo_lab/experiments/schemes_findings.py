@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from polo.checks import counted
 from polo.embedding.forging import FREE
 from polo.protocol.detection import MILLION
 from polo_lab.experiments.schemes_rows import PLAIN, Row
@@ -122,18 +123,34 @@ def _about(groups: Sequence[Group]) -> Iterator[str]:
 
 def _fidelity(groups: Sequence[Group]) -> str:
     """How many cases keep accuracy; an interval that reaches both ways decides nothing."""
+    if all(len(group.rows) == 1 for group in groups):
+        return _once(groups)
     lost = [_lost(group) for group in groups]
     kept = sum(mean + half <= CLOSE for mean, half in lost)
     worse = sum(mean - half > CLOSE for mean, half in lost)
     text = (
-        f"of {len(groups)} cases accuracy stays within half a point of unmarked training in "
-        f"{kept}, falls by more in {worse}, and is not settled by so few seeds in "
+        f"of {counted(len(groups), 'case')} accuracy stays within half a point of unmarked "
+        f"training in {kept}, falls by more in {worse}, and is not settled by so few seeds in "
         f"{len(groups) - kept - worse}."
     )
     if worse:
         clear = [(group, one) for group, one in zip(groups, lost, strict=True) if one[0] > one[1]]
         worst, (mean, _) = max(clear, key=lambda item: item[1][0])
         text += f" The most is lost with {worst.label}: {100 * mean:.1f} points."
+    return text
+
+
+def _once(groups: Sequence[Group]) -> str:
+    """The same of single trainings, which have no interval."""
+    lost = [(_lost(group)[0], group) for group in groups]
+    kept = sum(points <= CLOSE for points, _ in lost)
+    most, worst = max(lost, key=lambda item: item[0])
+    text = (
+        f"of {counted(len(groups), 'case')} with one seed, which settles nothing, accuracy is "
+        f"within half a point of unmarked training in {kept}."
+    )
+    if most > CLOSE:
+        text += f" The most is lost with {worst.label}: {100 * most:.1f} points."
     return text
 
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from polo.checks import counted
 from polo.protocol.detection import MILLION
 from polo.watermark.schemes import SCHEMES
 from polo_lab.experiments import schemes_findings
@@ -73,7 +74,7 @@ def _defaults() -> str:
 
 
 def _sections(name: str, recording: Recording, rows: Sequence[Row]) -> Iterator[str]:
-    yield f"## {name.capitalize()}: {len(rows)} trainings"
+    yield f"## {name}: {len(rows)} trainings"
     yield from origins(recording)
     for task in dict.fromkeys(row.task for row in rows):
         own = [row for row in rows if row.task == task]
@@ -89,8 +90,8 @@ def _sections(name: str, recording: Recording, rows: Sequence[Row]) -> Iterator[
 
 def _plain(rows: Sequence[Row]) -> str:
     accuracies = [row.accuracy for row in rows if row.accuracy is not None]
-    epochs = rows[0].epochs if rows else 0
-    return f"Without marks: accuracy {_percent(accuracies)}, {epochs} epochs, {len(rows)} seeds."
+    epochs, seeds = rows[0].epochs if rows else 0, counted(len(rows), "seed")
+    return f"Without marks: accuracy {_percent(accuracies)}, {epochs} epochs, {seeds}."
 
 
 def _unfit(rows: Sequence[Row]) -> str:

@@ -53,8 +53,9 @@ class Course:
         augmentation: How images are varied; None for not at all.
         precision: `bf16` runs layers in bfloat16, `float32` does not, `auto` does on a GPU.
         channels_last: Whether images and weights lie in memory as GPUs like it.
-        compile: A mode of `torch.compile`, such as `default` or `max-autotune-no-cudagraphs`, or
-            the name of another backend, such as `aot_eager`; empty for none.
+        compile: A mode of `torch.compile`, such as `default` or `reduce-overhead`, which a
+            processor does without; or the name of another backend, such as `aot_eager`; empty for
+            none.
     """
 
     epochs: int

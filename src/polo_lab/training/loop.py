@@ -16,13 +16,16 @@ OnStep = Callable[[int], None]
 """Called after every step with the number of steps done."""
 
 _MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+_TRIES = 3
+"""Passes until a compiled step is what it stays: one compiles, one is recorded, one is replayed."""
 
 
 class Loop:
     """A model, its data and its optimizer, ready to take steps.
 
-    A first pass is made when it is built, so that compiling and choosing kernels is not part of
-    any step; the model is left as it was.
+    First passes are made when it is built, so that compiling and choosing kernels is not part of
+    any step; the model is left as it was. Of compiled loops one is used at a time: building another
+    makes it compile again.
 
     Args:
         model: The model, on the feed's device.
@@ -33,7 +36,7 @@ class Loop:
     Attributes:
         compiled: What `torch.compile` was asked for; empty if nothing or if it failed.
         problem: Why compiling failed; steps are then taken without it.
-        preparing: Seconds that the first pass took.
+        preparing: Seconds that the first passes took.
     """
 
     def __init__(
@@ -47,7 +50,8 @@ class Loop:
         if course.channels_last:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.optimizer = optimizer or course.make_optimizer(model)
-        self.compiled, self.problem = course.compile, ""
+        useless = course.compile in _MODES and feed.device.type == "cpu"
+        self.compiled, self.problem = "" if useless else course.compile, ""
         began = time.perf_counter()
         with _tuned(feed.device):
             self._loss = self._prepared()
@@ -103,12 +107,13 @@ class Loop:
         return loss.detach()
 
     def _prepared(self) -> Loss:
-        """The loss, compiled if the course says so and it works."""
+        """The loss, compiled if that is asked for and works."""
         plain = loss_of(self.model, self.course, self.feed.device)
-        if self.course.compile:
+        if self.compiled:
             try:
-                made = _compiled(plain, self.course.compile)
-                self._try(made)
+                made = _compiled(plain, self.compiled)
+                for _ in range(_TRIES):
+                    self._try(made)
                 return made
             except Exception as error:
                 # Compilers fail in many ways; the run goes on without, and says so.
@@ -147,6 +152,9 @@ def loss_of(model: nn.Module, course: Course, device: torch.device) -> Loss:
 
 
 def _compiled(loss: Loss, how: str) -> Loss:
+    # Versions of one function are limited, and each model makes one; beyond that nothing would be
+    # compiled any more, without a word.
+    torch.compiler.reset()
     if how in _MODES:
         return torch.compile(loss, mode=how, dynamic=False)
     return torch.compile(loss, backend=how, dynamic=False)

@@ -4,7 +4,7 @@ import functools
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,11 @@ from polo.verifier import Outcome
 from polo.verifier.policy import Policy
 from polo_lab.experiments.experiment import Bench
 from polo_lab.experiments.lines import Settings
-from polo_lab.experiments.paper.pairs import LONG, PAIRS, Pair
+from polo_lab.experiments.paper.pairs import PAIRS, Pair
 from polo_lab.training import Epoch, train
 
 SHARDS = 200
 """Shards that terms allow, at most: more than any run has."""
-
-COMPILED = "default"
-"""How steps of long runs on a GPU are compiled; short ones would not get that time back."""
 
 _NO_EDIT = 1e-6
 """The least budget that terms can give a finishing step: it turns nothing."""
@@ -47,8 +44,6 @@ class Subject:
         self.task = pair.task
         self.feed = self.task.feed(seed)
         self.course = pair.course(epochs, rate)
-        if epochs >= LONG and self.feed.device.type == "cuda":
-            self.course = replace(self.course, compile=COMPILED)
 
     @classmethod
     def of(cls, settings: Settings) -> "Subject":
