@@ -27,7 +27,7 @@ test: check
 test-full: check
 	@tools/system-packages.sh chromium || echo "browser tests will be skipped"
 	@tools/system-packages.sh postgresql || echo "tests on PostgreSQL will be skipped"
-	$(PY) -m pytest -q -n 2
+	$(PY) -m pytest -q -n 3
 
 check:
 	@echo "PoLO checks"

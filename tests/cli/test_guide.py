@@ -41,10 +41,8 @@ def run_in(folder: Path) -> Run:
     return run
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "guide", ["ownership.md", pytest.param("effort.md", marks=pytest.mark.full)]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("guide", ["ownership.md", "effort.md"])
 def test_a_guide_can_be_pasted_in_order(guide: str, folder: Path) -> None:
     text = (DOCS / guide).read_text(encoding="utf-8")
     blocks = BLOCK.findall(text)

@@ -9,9 +9,9 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPTS = sorted(path.name for path in EXAMPLES.glob("*.py") if path.name != "common.py")
 
-LONG = ("accelerate", "amp", "compiled", "lightning", "opacus", "replay", "resume", "transformers",
-        "whose")  # fmt: skip
-"""What these show, tests of integrations, loops, replay and guides show as well."""
+LONG = ("accelerate", "amp", "compiled", "ema", "lightning", "opacus", "replay", "resume",
+        "transformers", "verify", "whose")  # fmt: skip
+"""What these show, tests of integrations, loops, released weights, replay and guides show, too."""
 
 pytestmark = pytest.mark.slow
 
