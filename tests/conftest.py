@@ -1,5 +1,6 @@
 """What the tests share: a tiny task, identities, and finished proofs."""
 
+import contextlib
 import os
 import random
 import secrets
@@ -10,7 +11,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -140,13 +141,32 @@ class Made:
 
 
 @pytest.fixture(autouse=True)
-def drawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def drawn(request: pytest.FixtureRequest) -> Iterator[None]:
     """What a test draws in its own process is the same in every run of it.
 
-    Marks follow the noise, and noise is drawn from a secret: without this every run would train
-    with other marks, and one in some hundreds cannot seal an epoch.
+    Marks follow keys, nonces and noise, all of them drawn: without this every run would train with
+    other marks, and one in some hundreds cannot seal an epoch.
     """
-    drawing, process = random.Random(request.node.nodeid), os.getpid()
+    with _drawn_by(request.node.nodeid):
+        yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(
+    fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
+) -> Iterator[None]:
+    """The same for what several tests share, whichever of them comes first."""
+    if fixturedef.scope == "function":
+        return (yield)
+    shared = request.node.nodeid, fixturedef.argname, getattr(request, "param_index", 0)
+    with _drawn_by(repr(shared)):
+        return (yield)
+
+
+@contextlib.contextmanager
+def _drawn_by(name: str) -> Iterator[None]:
+    """Bytes and identities are drawn from a name in this process, and as ever in others."""
+    drawing, process = random.Random(name), os.getpid()
     outside = secrets.token_bytes
 
     def token_bytes(size: int | None = None) -> bytes:
@@ -154,7 +174,13 @@ def drawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
             return outside(size)
         return drawing.randbytes(secrets.DEFAULT_ENTROPY if size is None else size)
 
-    monkeypatch.setattr(secrets, "token_bytes", token_bytes)
+    def generate(cls: type[polo.Identity]) -> polo.Identity:
+        return cls(Ed25519PrivateKey.from_private_bytes(token_bytes(32)))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(secrets, "token_bytes", token_bytes)
+        patch.setattr(polo.Identity, "generate", classmethod(generate))
+        yield
 
 
 @pytest.fixture(scope="session")

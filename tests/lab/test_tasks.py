@@ -60,7 +60,8 @@ def test_a_training_step_is_one_optimizer_step_and_learns(task: Task) -> None:
     assert steps == [1]
     assert model.training
     moved = zip(before, model.parameters(), strict=True)
-    assert all(not torch.equal(old, new) for old, new in moved)
+    # A bias in front of a norm has no gradient but for rounding.
+    assert all(not torch.equal(old, new) for old, new in moved if old.ndim > 1)
 
 
 def test_a_training_step_depends_on_the_seed_alone(task: Task) -> None:

@@ -67,7 +67,7 @@ def units(quick: bool) -> Iterable[Settings]:
     if quick:
         course = Course(shards=2, steps=6)
         yield _settings("tiny", "letters", PLAIN, 0, course)
-        yield _settings("tiny", "letters", "ednn", 256, course)
+        yield _settings("tiny", "letters", "ednn", 512, course)
         return
     for model, text in TASKS:
         if model != "tiny":
