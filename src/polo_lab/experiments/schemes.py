@@ -25,6 +25,12 @@ from polo_lab.schemes.training import Marked, Plain, Setting, train_marked, trai
 
 BITS = (256, 512, 1024, 2048)
 SMALL = ("digits", "norms")
+LOADS = (0.25, 4.0)
+"""Loads beside a scheme's own, as multiples of it."""
+
+HINGES = (0.003, 0.01, 0.1)
+"""Strengths of FedIPR's hinge beside its own: norm scales are few, and what it costs hangs on it."""
+
 
 
 def units(
@@ -148,7 +154,15 @@ def _share(task: LabTask, row: Row) -> float:
 def _small(quick: bool) -> Iterable[Settings]:
     if quick:
         return units(tasks=["digits"], schemes=["ednn", "fedipr"], bits=[256], seeds=1)
-    return units(tasks=SMALL, schemes=tuple(SCHEMES), bits=BITS, seeds=5)
+    found = units(tasks=SMALL, schemes=tuple(SCHEMES), bits=BITS, seeds=5)
+    for name in SCHEMES:
+        own = scheme(name).defaults.load
+        loads = [own * factor for factor in LOADS]
+        found += units(tasks=SMALL, schemes=[name], bits=BITS, loads=loads, seeds=3)
+    found += units(tasks=["norms"], schemes=["fedipr"], bits=BITS[:3], strengths=HINGES, seeds=3)
+    # Stable: of one seed the rows stay in order, and marks at their own load come first.
+    unique = {tuple(unit.values()): unit for unit in found}.values()
+    return sorted(unique, key=lambda unit: unit["seed"])
 
 
 def _large(quick: bool) -> Iterable[Settings]:
