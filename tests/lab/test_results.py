@@ -94,10 +94,10 @@ def test_what_passes_stands_first_and_in_bold() -> None:
 
 
 def test_the_table_counts_by_level() -> None:
-    page = page_of(HONEST, FORGED, FORGED)
+    page = page_of(HONEST, FORGED, replace(FORGED, outcome="undecided"))
     line = next(line for line in page.splitlines() if line.startswith("| inflation | 5"))
     cells = [cell.strip() for cell in line.strip("|").split("|")]
-    assert cells[4:] == ["0", "0", "0", "2", "2 of 2", "15.8 to 100.0 %"]
+    assert cells[4:] == ["0", "0", "0", "2", "2 of 2", "1", "15.8 to 100.0 %"]
     assert "No attacked run was accepted by all levels: 0 of 2 (0.0 to 84.2 %)." in page
 
 

@@ -144,12 +144,14 @@ class Attack(Protocol):
         name: Its name in the table.
         knowledge: What the attacker holds.
         data: What training data it holds.
+        budget: What it means to spend on gradients; an attempt says what it did.
         description: What it does, in one sentence.
     """
 
     name: str
     knowledge: str
     data: str
+    budget: str
     description: str
 
     def run(self, case: Case, folder: Path) -> Attempt:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from polo_lab.attacks.effort import ATTACKS
 from polo_lab.effort.catalogue import TASKS
-from polo_lab.experiments.effort_rows import ERROR, HONEST, Row
+from polo_lab.experiments.effort_rows import ERROR, HONEST, UNDECIDED, Row
 from polo_lab.experiments.lines import Recording
 from polo_lab.experiments.origin import origins
 from polo_lab.experiments.statistics import clopper_pearson, median
@@ -28,7 +28,11 @@ seconds, and in gradient steps, counted in full batches. An attack is *cheap* if
 half of the gradient steps; every cheap attack must be rejected by all levels together. Time stands
 beside it; in runs of a second much of it goes into files and checks, which forgers do without.
 
-Rejected means: not accepted, be it for a failed check or for one that could not be decided.
+Rejected means: not accepted, be it for a failed check or for one that could not be decided; how
+many ended undecided stands beside. Nobody is paid for such a verdict, and nobody is shown to have
+cheated: who names a machine that rounds otherwise, where the terms allow no deviation, gets no
+further than that.
+
 Intervals are Clopper–Pearson, 95 %. Keys, nonces, starts, orders and salts come from the recorded
 seed of a case; what a verifier draws, and the secret of the noise, from the system's randomness.
 
@@ -114,14 +118,18 @@ def _passed(name: str, passed: Sequence[Row], trials: int) -> str:
 
 
 def _table(attacked: Sequence[Row]) -> Table:
-    head = ("attack", "time", "gradient steps", "accuracy − honest", *TERMS, "95 % interval")
+    head = (
+        "attack", "time", "gradient steps", "accuracy − honest", *TERMS, "of them undecided",
+        "95 % interval",
+    )  # fmt: skip
     lines = []
     for name, own in _by_attack(attacked):
         cells = [str(sum(not row.accepted_by(*asked) for row in own)) for asked in TERMS.values()]
         rejected = sum(not row.accepted for row in own)
         cells[-1] = f"{rejected} of {len(own)}"
         text = f"**{name}**" if rejected < len(own) else name
-        lines.append((text, *_costs(own), *cells, _interval(rejected, len(own))))
+        open_ = str(sum(row.outcome == UNDECIDED for row in own))
+        lines.append((text, *_costs(own), *cells, open_, _interval(rejected, len(own))))
     return Table("Attack × level: rejected runs", head, lines)
 
 
@@ -203,9 +211,10 @@ def _times(own: Sequence[Row]) -> tuple[str, ...]:
 def attacks(found: Sequence[Recording]) -> Iterator[str]:
     """What every attack that was made does."""
     made = {line.settings["attack"] for recording in found for line in recording.lines}
-    lines = [(a.name, a.knowledge, a.data, a.description) for a in ATTACKS if a.name in made]
+    known = [attack for attack in ATTACKS if attack.name in made]
+    lines = [(a.name, a.knowledge, a.data, a.budget, a.description) for a in known]
     yield "## The attacks"
-    yield markdown(Table("", ("attack", "holds", "data", "what it does"), lines))
+    yield markdown(Table("", ("attack", "holds", "data", "spends", "what it does"), lines))
 
 
 def _by_attack(attacked: Sequence[Row]) -> list[tuple[str, list[Row]]]:

@@ -9,6 +9,7 @@ from polo_lab.experiments.lines import Line
 
 HONEST = "honest"
 ERROR = "error"
+UNDECIDED = "undecided"
 CHEAP = 0.5
 """An attack that takes less than this part of honest training's gradients must be rejected."""
 

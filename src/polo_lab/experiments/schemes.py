@@ -29,8 +29,7 @@ LOADS = (0.25, 4.0)
 """Loads beside a scheme's own, as multiples of it."""
 
 HINGES = (0.003, 0.01, 0.1)
-"""Strengths of FedIPR's hinge beside its own: norm scales are few, and what it costs hangs on it."""
-
+"""Strengths of FedIPR's hinge beside its own: norm scales are few, so that it decides much."""
 
 
 def units(

@@ -1,8 +1,8 @@
 """Attacks on evidence of effort: proofs of training that never, or hardly, took place.
 
-Each attack is an object with a name, what the attacker knows, what data it holds, a sentence, and
-`run(case, folder)`, which makes a proof and says what it cost. `ATTACKS` has them all. They share
-`forging`, a prover without scruples.
+Each attack is an object with a name, what the attacker knows, what data it holds, what it means to
+spend, a sentence, and `run(case, folder)`, which makes a proof and says what it cost. `ATTACKS` has
+them all. They share `forging`, a prover without scruples.
 """
 
 from polo_lab.attacks.effort.detour import Detour
@@ -28,6 +28,7 @@ ATTACKS: tuple[Attack, ...] = (
     Interpolation("straight"),
     Interpolation("curved"),
     Interpolation("noisy"),
+    Interpolation("curved", trained=1),
     FewSteps(0.2),
     Graft("denied"),
     Graft("admitted"),

@@ -45,6 +45,7 @@ class Detour:
 
     def __init__(self, share: float = 0.1) -> None:
         self._share = share
+        self.budget = f"one shard, and {share:.0%} of all others"
 
     def run(self, case: Case, folder: Path) -> Attempt:
         """See `Attack`."""

@@ -21,6 +21,7 @@ class FewSteps:
     def __init__(self, share: float = 0.2) -> None:
         self._share = share
         self.name = f"few real steps, {share:.0%}"
+        self.budget = f"{share:.0%} of the steps"
         self.description = (
             f"trains {share:.0%} of every shard, and makes up the rest on the way to the stolen "
             "weights"

@@ -22,6 +22,7 @@ class Game:
 
     knowledge = "the task"
     data = "the task's own"
+    budget = "all steps"
 
     def __init__(self, kind: str) -> None:
         self._kind = kind

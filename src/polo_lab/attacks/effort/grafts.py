@@ -27,6 +27,7 @@ class Graft:
 
     knowledge = "a finished model of the task"
     data = "the task's own"
+    budget = "all steps but those of a segment or a few"
 
     def __init__(self, kind: str = "denied") -> None:
         self._kind = kind

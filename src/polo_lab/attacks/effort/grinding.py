@@ -27,6 +27,7 @@ class Grinding:
 
     knowledge = "a finished model of the task, and all nonces"
     data = "none"
+    budget = "no gradients; hashes and readings"
 
     def __init__(self, tries: int = 32) -> None:
         self._tries = tries

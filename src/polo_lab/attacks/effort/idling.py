@@ -25,6 +25,7 @@ class Idling:
 
     knowledge = "the task"
     data = "the task's own"
+    budget = f"{REAL:.0%} of the steps, and small batches if any"
 
     def __init__(self, kind: str = "identity") -> None:
         self._kind = kind

@@ -23,6 +23,7 @@ class Inflation:
 
     knowledge = "a finished model of the task"
     data = "none"
+    budget = "no gradients"
 
     def __init__(self, start: str = "drawn", rough: float = 0.0) -> None:
         self._start = start

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from polo.checks import counted
 from polo_lab.attacks.effort.forging import Forgery
 from polo_lab.attacks.effort.snapshot import between, copied
 from polo_lab.attacks.effort.walking import reestimate, scatter, walk
@@ -25,16 +26,25 @@ class Interpolation:
 
     Args:
         kind: `straight`; `curved`, which swings out along a few random waves; or `noisy`.
+        trained: Shards that are trained in full before the path begins, so that it looks like
+            training where heuristics look the closest.
     """
 
     knowledge = "a finished model of the task"
     data = "unlabelled inputs, for batch-norm statistics"
+    budget = "no gradients"
 
-    def __init__(self, kind: str = "straight") -> None:
+    def __init__(self, kind: str = "straight", trained: int = 0) -> None:
         self._kind = kind
+        self._trained = trained
         self.name = f"interpolation, {kind}"
+        begin = "the drawn start"
+        if trained:
+            self.name += f", after {counted(trained, 'real shard')}"
+            self.data, self.budget = "the task's own", counted(trained, "shard")
+            begin = f"{counted(trained, 'shard')} of real training"
         self.description = (
-            f"takes points of a {kind} path from the drawn start to the stolen weights for "
+            f"takes points of a {kind} path from {begin} to the stolen weights for "
             "checkpoints, with statistics estimated anew, and makes up the record"
         )
 
@@ -42,11 +52,15 @@ class Interpolation:
         """See `Attack`."""
         stolen = case.victim.state
         forgery = Forgery(case, folder)
-        origin = forgery.begin().model
+        forgery.begin()
+        for _ in range(self._trained):
+            forgery.train(forgery.segments)
+            forgery.seal()
+        origin, left = forgery.now.model, forgery.shards - self._trained
         waves = _waves(origin, stolen, case.seed)
         generator = torch.Generator().manual_seed(case.seed)
-        for number in range(1, forgery.shards + 1):
-            share = (number / forgery.shards) ** EARLIER
+        for number in range(1, left + 1):
+            share = (number / left) ** EARLIER
             model = between(origin, stolen, share)
             if self._kind == "curved":
                 _swing(model, waves, share)

@@ -41,6 +41,7 @@ class Masking:
     def __init__(self, share: float = 0.2, *, exact: bool = False) -> None:
         self._share = share
         self._exact = exact
+        self.budget = f"every step, for {share:.0%} of its samples"
         self.name = f"labels that the loss leaves out, {'to the bit' if exact else 'by rounding'}"
         self.description = (
             "commits to data most of whose labels the loss ignores, and passes the other samples "
@@ -133,6 +134,7 @@ class Truncation:
 
     def __init__(self, places: int = 4) -> None:
         self._places = places
+        self.budget = f"every step, for {places} places of its sequences"
         self.name = f"labels that the loss leaves out, all but {places} places"
         self.description = (
             "commits to sequences whose labels the loss ignores but for the first places, and "

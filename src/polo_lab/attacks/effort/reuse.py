@@ -24,6 +24,7 @@ class Reuse:
     def __init__(self, kind: str = "own") -> None:
         self._kind = kind
         self.name = f"reused segments, {kind}"
+        self.budget = "one shard" if kind == "own" else "no gradients beyond the run that was sold"
         self.description = {
             "own": "trains the first shard, and shows its segments again in all others",
             "other": "transplants states and records of another run of its own, marks pressed anew",

@@ -39,6 +39,7 @@ class Saturation:
 
     knowledge = "a finished model of the task"
     data = "chosen before the enrolment out of the task's own"
+    budget = "choosing, the way there, and no backward pass after"
 
     def __init__(self, entry: str = "momentum") -> None:
         self._entry = entry

@@ -29,6 +29,8 @@ class Skipping:
         self._share = share
         self._how = how
         self.name = f"skipping {share:.0%}, {how}"
+        small = ", and small batches in the others" if how == "small" else ""
+        self.budget = f"{1 - share:.0%} of the steps{small}"
         what = "goes on straight ahead" if how == "ahead" else "takes small batches"
         self.description = f"trains all segments but {share:.0%} of them, in which it {what}"
 

@@ -40,6 +40,8 @@ class Spoofing:
     def __init__(self, kind: str = "small") -> None:
         self._kind = kind
         self.name = f"spoofed replay, {kind}"
+        chosen = f"{ROUNDS} rounds of choosing data" if kind == "batches" else ""
+        self.budget = chosen or "no gradients"
         self.description = {
             "near": "begins next to the stolen weights, so that every step is small",
             "small": "goes from the drawn start to the stolen weights by small steps",

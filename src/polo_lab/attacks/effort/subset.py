@@ -32,6 +32,7 @@ class TinySubset:
 
     knowledge = "the task"
     data = "a few samples of the task"
+    budget = "every step, for as few samples as the model allows"
 
     def __init__(self, distinct: int = 16, *, varied: bool = True, relabelled: float = 0.0) -> None:
         self._distinct = distinct
