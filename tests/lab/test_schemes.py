@@ -129,6 +129,29 @@ def test_the_page_says_what_holds_and_what_does_not() -> None:
     assert "No classifier told its blocks from unmarked ones." in page
 
 
+def test_loads_are_compared_size_by_size() -> None:
+    light = replace(MARKED, load=31_250, edit=0.1, residual_mean=0.99, thief_mean=0.8)
+    heavy = replace(MARKED, load=500_000, edit=0.4, shards=6, residual_mean=0.9, thief_mean=0.95)
+    alone = replace(light, bits=512, edit=0.9)
+    page = page_of(UNMARKED, MARKED, light, heavy, alone)
+    assert (
+        "Marks lighter than a scheme's own load, in 1 case: 0 seal fewer shards than at its own; "
+        "the finishing step's edit is smaller in 1; marks in the finished model read better in 1, "
+        "and after overwriting in 0."
+    ) in page
+    assert "heavier than a scheme's own load, in 1 case: 1 seal fewer" in page
+    assert page.count("| ednn | 1 |") == 3, "512 bits at one load are compared with nothing"
+    assert "| ednn | 1 | 0.5 | 0.001 | -1.0 | 0.50 | 0.40 | 0.900 | 0.950 | 1 of 1 |" in page
+    assert "By λ" not in page
+
+
+def test_strengths_are_compared_at_one_load() -> None:
+    strong = replace(MARKED, strength=10_000, accuracy=0.9)
+    page = page_of(UNMARKED, MARKED, strong)
+    assert "By load" not in page
+    assert "| ednn | 1 | 0.125 | 0.01 | -7.0 |" in page
+
+
 def test_one_seed_settles_nothing_about_accuracy() -> None:
     page = page_of(UNMARKED, MARKED)
     assert "of 1 case with one seed, which settles nothing, accuracy is within half a point" in page

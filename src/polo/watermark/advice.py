@@ -19,11 +19,12 @@ SIZES = (1024, 512, 256, 128)
 the cost alone; 128 still pass the usual thresholds if nearly all of them are right."""
 
 ROOM = 0.10
-"""A mark in at most a tenth of the blocks leaves those before it where they are."""
+"""A mark in at most a tenth of the blocks leaves most of those before it as they are; where marks
+take half of a carrier and more, each wears off the ones before."""
 
 LIGHT = (31_250, 62_500, 125_000)
 """Loads, in millionths, the lightest first: the fewer bits a weight has a share in, the smaller is
-the finishing step's edit and the less accuracy it costs."""
+the finishing step's edit, and the surer an epoch ends in a shard."""
 
 _DENSE = 250_000
 """The load to fall back on where the carrier is small."""
@@ -67,7 +68,7 @@ def _preferred(fits: Mapping[str, Capacity]) -> list[tuple[str, str]]:
     order = [
         (
             Ednn.name,
-            "marks stay in the finished model and survive overwriting; they show less than signs",
+            "its marks stay in the finished model, and overwriting leaves enough of them",
         ),
         (Fedipr.name, "only norm scales can carry a mark here"),
     ]

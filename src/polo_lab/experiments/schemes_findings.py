@@ -1,11 +1,13 @@
 """What recorded trainings say about schemes, in sentences; every number comes from the rows."""
 
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from polo.checks import counted
 from polo.embedding.forging import FREE
 from polo.protocol.detection import MILLION
+from polo.watermark.schemes import SCHEMES
 from polo_lab.experiments.schemes_rows import PLAIN, Row
 from polo_lab.experiments.statistics import clopper_pearson, mean_interval
 
@@ -53,6 +55,11 @@ class Group:
         """One figure less another, training by training."""
         pairs = ((getattr(row, name), getattr(row, against)) for row in self.rows)
         return [one - other for one, other in pairs if one is not None and other is not None]
+
+    @property
+    def key(self) -> tuple[str, str, int, int]:
+        """Everything but load and seed."""
+        return self.task, self.scheme, self.bits, self.strength
 
     @property
     def told(self) -> Told | None:
@@ -121,6 +128,75 @@ def _about(groups: Sequence[Group]) -> Iterator[str]:
     yield _stealth(groups)
 
 
+def by_load(groups: Sequence[Group]) -> list[Group]:
+    """Groups of one scheme and λ put together by load, each over the sizes that all loads have."""
+    found = []
+    for scheme, strength in dict.fromkeys((group.scheme, group.strength) for group in groups):
+        own = [g for g in groups if (g.scheme, g.strength) == (scheme, strength)]
+        loads = sorted({group.load for group in own})
+        sizes = set.intersection(*({g.bits for g in own if g.load == load} for load in loads))
+        if len(loads) > 1 and sizes:
+            found += [_together([g for g in own if g.load == x and g.bits in sizes]) for x in loads]
+    return found
+
+
+def by_strength(groups: Sequence[Group]) -> list[Group]:
+    """The same by λ, at one load."""
+    found = []
+    for scheme, load in dict.fromkeys((group.scheme, group.load) for group in groups):
+        own = [g for g in groups if (g.scheme, g.load) == (scheme, load)]
+        values = sorted({group.strength for group in own})
+        sizes = set.intersection(*({g.bits for g in own if g.strength == x} for x in values))
+        if len(values) > 1 and sizes:
+            found += [
+                _together([g for g in own if g.strength == x and g.bits in sizes]) for x in values
+            ]
+    return found
+
+
+def _together(groups: Sequence[Group]) -> Group:
+    """Groups of several sizes as one; its size is the number of them."""
+    rows = tuple(row for group in groups for row in group.rows)
+    return replace(groups[0], bits=len(groups), rows=rows)
+
+
+def of_loads(groups: Sequence[Group]) -> Iterator[str]:
+    """What lighter and heavier marks do, against each scheme's own load, size by size."""
+    own = {name: round(scheme.defaults.load * MILLION) for name, scheme in SCHEMES.items()}
+    usual = {g.key: g for g in groups if g.load == own[g.scheme]}
+    pairs = [(g, usual[g.key]) for g in groups if g.load != own[g.scheme] and g.key in usual]
+    for word, chosen in (
+        ("lighter", [(g, u) for g, u in pairs if g.load < u.load]),
+        ("heavier", [(g, u) for g, u in pairs if g.load > u.load]),
+    ):
+        if chosen:
+            yield (
+                f"Marks {word} than a scheme's own load, in {counted(len(chosen), 'case')}: "
+                f"{_fewer(chosen)} seal fewer shards than at its own; the finishing step's edit is "
+                f"smaller in {_smaller(chosen, 'edit')}; marks in the finished model read better "
+                f"in {_smaller(chosen, 'residual_mean', -1)}, and after overwriting in "
+                f"{_smaller(chosen, 'thief_mean', -1)}."
+            )
+
+
+def _fewer(pairs: Sequence[tuple[Group, Group]]) -> int:
+    return sum(_rate(group) < _rate(usual) for group, usual in pairs)
+
+
+def _smaller(pairs: Sequence[tuple[Group, Group]], name: str, sign: int = 1) -> int:
+    means = [(_mean(group.values(name)), _mean(usual.values(name))) for group, usual in pairs]
+    return sum(sign * one < sign * other for one, other in means)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else math.nan
+
+
+def _rate(group: Group) -> float:
+    """Sealed shards for each epoch."""
+    return sum(row.shards for row in group.rows) / sum(row.epochs for row in group.rows)
+
+
 def _fidelity(groups: Sequence[Group]) -> str:
     """How many cases keep accuracy; an interval that reaches both ways decides nothing."""
     if all(len(group.rows) == 1 for group in groups):
@@ -160,17 +236,14 @@ def _lost(group: Group) -> tuple[float, float]:
 
 
 def _sealing(groups: Sequence[Group]) -> str:
-    def rate(group: Group) -> float:
-        return sum(row.shards for row in group.rows) / sum(row.epochs for row in group.rows)
-
-    slow = [group for group in groups if rate(group) < 1]
+    slow = [group for group in groups if _rate(group) < 1]
     if not slow:
         return "Every epoch ends in a shard."
-    worst = min(slow, key=rate)
+    worst = min(slow, key=_rate)
     more = f" in {len(slow)} of {len(groups)} cases" if len(groups) > 1 else ""
     return (
         f"Not every epoch ends in a shard{more}; the fewest are with {worst.label}: "
-        f"{rate(worst):.2f} an epoch."
+        f"{_rate(worst):.2f} an epoch."
     )
 
 

@@ -42,12 +42,20 @@ Figures are means over seeds, ± half of their 95 % interval (Student's t); of t
 interval is exact, over the blocks of all seeds as if they were independent."""
 
 
+_DEFAULTS = """\
+Sizes and loads are such that a mark fits into small models. `polo validate` advises by the tables
+below: the lightest load at which one mark takes at most a tenth of the blocks. Marks that are
+spread thinly are the easier to seal; those that take much of a carrier are worn off by the ones
+that follow."""
+
+
 def page(found: Mapping[str, Recording], adapters: Sequence[str] = ()) -> str:
     """The page's text; the part about adapters comes last."""
     rows = {name: [Row.of(line) for line in one.lines] for name, one in found.items()}
     parts = [_INTRODUCTION, "## What it shows"]
     parts += schemes_findings.sentences([row for own in rows.values() for row in own])
-    parts += ["## Defaults", _defaults()]
+    parts += ["## Defaults", _defaults(), _DEFAULTS]
+    parts += schemes_findings.of_loads(grouped([row for own in rows.values() for row in own]))
     for name, recording in found.items():
         parts += _sections(name, recording, rows[name])
     parts += adapters
@@ -59,6 +67,8 @@ def tables(recording: Recording) -> Iterator[Table]:
     rows = [Row.of(line) for line in recording.lines]
     for task in dict.fromkeys(row.task for row in rows):
         groups = grouped([row for row in rows if row.task == task])
+        for title, of, kind in _SWEPT:
+            yield _table(f"{title} ({task})", of(groups), _TOGETHER, size=kind)
         for title, columns in _TABLES.items():
             yield _table(f"{title} ({task})", groups, columns)
 
@@ -81,6 +91,10 @@ def _sections(name: str, recording: Recording, rows: Sequence[Row]) -> Iterator[
         yield f"### {task}: {COURSES[task].title}"
         yield _plain([row for row in own if row.scheme == PLAIN])
         groups = grouped(own)
+        for title, of, kind in _SWEPT:
+            if swept := of(groups):
+                yield f"#### {title}"
+                yield markdown(_table(title, swept, _TOGETHER, size=kind))
         for title, columns in _TABLES.items():
             yield f"#### {title}"
             yield markdown(_table(title, groups, columns))
@@ -109,9 +123,12 @@ def _unfit(rows: Sequence[Row]) -> str:
 
 
 def _table(
-    title: str, groups: Sequence[Group], columns: dict[str, Callable[[Group], str]]
+    title: str,
+    groups: Sequence[Group],
+    columns: dict[str, Callable[[Group], str]],
+    size: str = "bits",
 ) -> Table:
-    head = ("scheme", "bits", "load", "λ", *columns)
+    head = ("scheme", size, "load", "λ", *columns)
     lines = [
         (
             group.scheme,
@@ -189,3 +206,21 @@ _TABLES: dict[str, dict[str, Callable[[Group], str]]] = {
         "told apart": _told,
     },
 }
+"""Tables of every size, load and λ."""
+
+_TOGETHER: dict[str, Callable[[Group], str]] = {
+    "accuracy": lambda g: _points(g.loss("accuracy", "plain_accuracy")),
+    "shards per epoch": lambda g: _number([r.shards / r.epochs for r in g.rows]),
+    "largest edit": lambda g: _number(g.values("edit")),
+    "residual: mean η": lambda g: _number(g.values("residual_mean"), 3),
+    "overwritten: mean η": lambda g: _number(g.values("thief_mean"), 3),
+    "owner named": _claimed,
+    "forged, all bits: accuracy": lambda g: _points(g.loss("forged", "accuracy")),
+    "told apart": _told,
+}
+
+_SWEPT: tuple[tuple[str, Callable[[Sequence[Group]], list[Group]], str], ...] = (
+    ("By load, over all sizes that fit", schemes_findings.by_load, "sizes"),
+    ("By λ, over all sizes that fit", schemes_findings.by_strength, "sizes"),
+)
+"""Tables that put sizes together, and what makes their rows."""
