@@ -93,6 +93,13 @@ def test_what_passes_stands_first_and_in_bold() -> None:
     assert "1 of them cheap**. For instance: nine tenths left out." in page
 
 
+def test_enrolling_again_is_computed_as_the_threat_model_says() -> None:
+    text = effort_report.retried(0.5, 10, 2)
+    assert "27% of the training" in text
+    assert "about 341 enrolments" in text
+    assert "about 17 enrolments" in effort_report.retried(0.2, 10, 2)
+
+
 def test_the_table_counts_by_level() -> None:
     page = page_of(HONEST, FORGED, replace(FORGED, outcome="undecided"))
     line = next(line for line in page.splitlines() if line.startswith("| inflation | 5"))

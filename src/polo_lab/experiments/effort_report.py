@@ -40,6 +40,28 @@ Levels are judged one by one as well: a column says what terms would have said t
 than its head names. `docs/threat-model.md` says what each level shows."""
 
 
+def retried(replays: float, shards: int, last: int) -> str:
+    """What passes in the end if a forger may enrol again and again while a registry draws.
+
+    It fakes the first shards, gives the chain up when one of them is drawn from, and trains the
+    last ones, until one of these is drawn from.
+
+    Args:
+        replays: Chance that a shard is drawn from while the chain grows.
+        shards: Shards of a chain.
+        last: How many of them are trained.
+    """
+    caught = 1 - (1 - replays) ** last
+    enrolments, trained = 1 / ((1 - replays) ** (shards - last) * caught), last / caught
+    return (
+        "Computed, and not run: **whoever may enrol again and again while a registry draws passes "
+        f"in the end for {trained / shards:.0%} of the training**, if each shard is drawn from "
+        f"with a chance of {replays:g}, chains have {shards} shards, and the {last} last ones are "
+        f"trained; it takes about {enrolments:.0f} enrolments, and the registry's verdict counts "
+        "those that failed. `docs/threat-model.md` has the argument and what helps against it."
+    )
+
+
 def tables(recording: Recording) -> Iterator[Table]:
     """Attacks by level, honest runs, single checks, and costs."""
     honest, attacked = _sides([Row.of(line) for line in recording.lines])

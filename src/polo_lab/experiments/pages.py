@@ -69,7 +69,7 @@ def schemes_page(results: Path = lines.FOLDER) -> str:
 
 def _effort(results: Path) -> list[str]:
     found = _found(results, _EFFORT)
-    parts = ["# Evidence of effort", effort_report.WORDS]
+    parts = ["# Evidence of effort", effort_report.WORDS, effort_report.retried(0.5, 10, 2)]
     for name, recording in found.items():
         parts += effort_report.sections(name, recording)
     parts += escapes.sections(lines.read(lines.path_of("escapes", results)))
