@@ -5,7 +5,8 @@ Reads orders from standard input, one JSON object a line, and answers each with 
 kills itself at its n-th call that touches the disk. {"answer": true} asks for everything and
 answers it, {"verify": true} verifies that.
 
-After the two folders the command line may name a model (`tiny` or `resnet`) and a device.
+After the two folders the command line may name a model (`tiny` or `resnet`), a device, and which
+kernels it takes there: `repeating` ones, or `any`.
 """
 
 import copy
@@ -35,7 +36,7 @@ from polo.tasks.training import Column
 from polo_lab.models.resnet import resnet18
 
 FOLDER = Path(sys.argv[1])
-MODEL, DEVICE = sys.argv[3:] or ("tiny", "cpu")
+MODEL, DEVICE, KERNELS = sys.argv[3:] or ("tiny", "cpu", "any")
 sys.path.insert(0, sys.argv[2])
 import conftest  # noqa: E402
 
@@ -179,8 +180,8 @@ def obey(order: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     torch.set_num_threads(1)
-    # Kernels that repeat; who replays takes this over from the record.
-    torch.backends.cudnn.deterministic = DEVICE != "cpu"
+    # Who replays takes this over from the record.
+    torch.backends.cudnn.deterministic = KERNELS == "repeating"
     # What a first optimizer imports is imported once, before the forks.
     RECIPE.optimizer(TASK.build_model())
     for line in sys.stdin:

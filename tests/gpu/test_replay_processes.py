@@ -11,12 +11,15 @@ import pytest
 WORKER = Path(__file__).parents[1] / "evidence" / "replay_worker.py"
 
 
-@pytest.mark.parametrize("model", ["tiny", "resnet"])
+@pytest.mark.parametrize(
+    ("model", "kernels"), [("tiny", "any"), ("resnet", "any"), ("resnet", "repeating")]
+)
 def test_trained_resumed_answered_and_verified_in_four_processes(
-    model: str, tmp_path: Path
+    model: str, kernels: str, tmp_path: Path
 ) -> None:
+    """With kernels that cuDNN chooses freely, as with those that repeat by its word."""
     command = [sys.executable, "-W", "error", str(WORKER), str(tmp_path), str(WORKER.parents[1])]
-    command += [model, "cuda"]
+    command += [model, "cuda", kernels]
 
     def work(order: dict[str, Any]) -> Any:
         done = subprocess.run(
