@@ -1,9 +1,10 @@
 """Records and draws what the documents show: `make docs`.
 
 Runs the quickstart, keeps what it printed and measured in `docs/recorded/`, takes the picture of
-its report, draws the drawings, and writes recorded blocks into README.md and
-docs/threat-model.md. No figure in those blocks is typed by hand; a test compares them with the
-recordings. `--embed` only writes the blocks again, from the recordings that are there.
+its report, runs the example of released weights, draws the drawings, and writes recorded blocks
+into README.md, docs/threat-model.md and docs/integrations.md. No figure in those blocks is typed
+by hand; a test compares them with the recordings. `--embed` only writes the blocks again, from the
+recordings that are there.
 """
 
 import json
@@ -86,6 +87,7 @@ def main() -> None:
     """Record everything, or only embed what is recorded."""
     if "--embed" not in sys.argv[1:]:
         record()
+        record_released()
         for script in ("docs/images/make.py",):
             subprocess.run([sys.executable, str(ROOT / script)], check=True)
         if BENCHMARKS.exists():
@@ -113,6 +115,13 @@ def record() -> None:
     figures["machine"] = {"python": platform.python_version(), "system": platform.system()}
     text = json.dumps(figures, indent=1, ensure_ascii=False)
     (RECORDED / "quickstart.json").write_text(text + "\n", encoding="utf-8")
+
+
+def record_released() -> None:
+    """Run the example of EMA, SWA and the best epoch."""
+    with tempfile.TemporaryDirectory() as temporary:
+        seen = _run([sys.executable, str(ROOT / "examples" / "ema.py"), "released"], temporary)
+    (RECORDED / "released.txt").write_text(seen, encoding="utf-8")
 
 
 _HELP = """
@@ -146,9 +155,11 @@ def errors() -> str:
 def blocks() -> list[tuple[Path, str, str]]:
     """File, name and content of every recorded block."""
     seen = (RECORDED / "quickstart.txt").read_text(encoding="utf-8").rstrip()
+    released = (RECORDED / "released.txt").read_text(encoding="utf-8").rstrip()
     return [
         (ROOT / "README.md", "quickstart", f"```\n{seen}\n```"),
         (ROOT / "docs" / "threat-model.md", "forgery", _forgery()),
+        (ROOT / "docs" / "integrations.md", "released", f"```\n{released}\n```"),
     ]
 
 

@@ -35,9 +35,9 @@ def main() -> None:
     prover = polo.Prover(folder / "enrolment", key=folder / "trainer.key", store=folder / "proof")
     with attached(  # +
         prover, accelerator, model, optimizer, also={"scheduler": scheduler},
-        resume_from=saved if saved.exists() else None,
+        resume_from=max(saved.glob("epoch-*"), default=None),
     ):  # fmt: skip
-        for _ in range(prover.epoch, EPOCHS):
+        for epoch in range(prover.epoch, EPOCHS):
             for images, labels in data:
                 with accelerator.accumulate(model):
                     loss = nn.functional.cross_entropy(model(images), labels)
@@ -48,7 +48,9 @@ def main() -> None:
                     optimizer.zero_grad()
             scheduler.step()
             prover.end_epoch(evaluate=lambda: task.evaluate(accelerator.unwrap_model(model)))  # +
-            accelerator.save_state(str(saved))
+            # Whole or not at all, whenever it is killed.
+            accelerator.save_state(str(saved / "new"))
+            (saved / "new").rename(saved / f"epoch-{epoch}")
     proof = prover.finish()
 
     print(f"{proof.shards} shards in {proof.path}, {proof.outside} steps outside")

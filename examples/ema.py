@@ -54,19 +54,21 @@ def main() -> None:
     proof = prover.finish()
 
     kinds = {"W_S": model, "EMA": ema.module, "SWA": swa.module, "best epoch": best}
-    marks = "".join(f"{shard:7}" for shard in range(1, proof.shards + 1))
-    print(f"{'':11} accuracy   away{marks}   η of every mark")
+    print(f"{'released':11} accuracy    away  log2 p  η of marks 1 to {proof.shards}")
+    sentences = []
     for name, weights in kinds.items():
         result = polo.released(proof, weights)
-        etas = "".join(f"{mark.reading.eta:7.3f}" for mark in result.marks)
-        print(f"{name:11} {task.evaluate(weights):8.4f} {result.distance:6.1%}{etas}")
-        print(f"{'':11} {result.headline()}")
+        etas = " ".join(f"{mark.reading.eta:.2f}" for mark in result.marks)
+        accuracy, log2_p = task.evaluate(weights), result.claim.log2_p
+        print(f"{name:11} {accuracy:8.4f} {result.distance:7.1%} {log2_p:7.0f}  {etas}")
+        sentences.append(f"{name}: {result.headline()}")
+    print(*sentences, sep="\n")
 
     # What a stranger finds out about the released file, who has the proof and trusts the issuer.
     file = folder / "released-ema.safetensors"
     save_file(ema.module.state_dict(), file)
     found = polo.identify(file, [proof.path], trust=issuer)
-    print(found.headline())
+    print(f"{file.name}, as a stranger finds it: {found.headline()}")
     verdict = polo.verify(proof.path, trust=issuer)
     print(verdict.headline())
     raise SystemExit(verdict.outcome or found.finding)

@@ -47,6 +47,7 @@ def main() -> None:
         key=folder / "trainer.key",
         store=folder / "proof",
         evaluate=task.evaluate,
+        extend=True,  # if it is killed after the first shard, and before the first checkpoint
     )
     checkpoints = folder / "lightning"
     trainer = Trainer(

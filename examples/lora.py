@@ -83,7 +83,7 @@ def main() -> None:
     torch.manual_seed(0)
     task = AdaptedLetters(pretrained())
     issuer, trainer = polo.Identity.generate(), polo.Identity.generate()
-    terms = polo.make_terms(task, scheme="signed", bits=256, block=64, margin=0.05, shards=10)
+    terms = polo.make_terms(task, scheme="signed", bits=256, block=64, shards=10)
     enrolment = polo.enrol(terms, identity=trainer.public_key, issuer=issuer)
 
     view = task.build_model()

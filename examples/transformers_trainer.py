@@ -4,10 +4,11 @@ A small Llama guesses the next letter of English text. The Trainer saves a check
 sealed shard; run the script on the same folder after it was killed, and both go on from there.
 """
 
+from pathlib import Path
+
 import torch
 from common import enrolled, workplace
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
-from transformers.trainer_utils import get_last_checkpoint
 
 import polo
 from polo.integrations.transformers import PoloCallback
@@ -40,6 +41,12 @@ class LettersLlama(Letters):
         return float((guesses == following).double().mean())
 
 
+def newest(folder: Path) -> Path | None:
+    """The newest checkpoint that is whole: the Trainer writes its own state last."""
+    found = [path.parent for path in folder.glob("checkpoint-*/trainer_state.json")]
+    return max(found, key=lambda path: int(path.name.split("-")[1]), default=None)
+
+
 def main() -> None:
     """Train, prove, verify."""
     folder, task = workplace(), LettersLlama()
@@ -55,6 +62,7 @@ def main() -> None:
         key=folder / "trainer.key",
         store=folder / "proof",
         evaluate=task.evaluate,
+        extend=True,  # if it is killed after the first shard, and before the first checkpoint
     )
     arguments = TrainingArguments(
         output_dir=str(folder / "trainer"),
@@ -69,8 +77,7 @@ def main() -> None:
         disable_tqdm=True,
     )
     trainer = Trainer(task.build_model(), arguments, train_dataset=data, callbacks=[callback])
-    (folder / "trainer").mkdir(exist_ok=True)
-    trainer.train(resume_from_checkpoint=get_last_checkpoint(arguments.output_dir))
+    trainer.train(resume_from_checkpoint=newest(folder / "trainer"))
 
     proof = callback.proof
     assert proof is not None

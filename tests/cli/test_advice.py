@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from polo import cli
-from polo.cli.advice import trained
+from polo.cli.subject import trained
 from polo.errors import WeightsError
 
 
@@ -36,11 +36,20 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_it_advises_scheme_size_and_load(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("validate", "--task", "digits") == 0
-    said = capsys.readouterr().out
-    assert "advice: scheme ednn, 512 bits at a load of 0.125, blocks of 256" in " ".join(
-        said.split()
-    )
-    assert "forging" not in said, "an untrained model says nothing about it"
+    said = " ".join(capsys.readouterr().out.split())
+    assert "advice: scheme ednn, 512 bits at a load of 0.125, blocks of 256" in said
+    assert "polo enrol … --scheme ednn --bits 512 --load 0.125 --block 256" in said
+
+
+def test_an_untrained_model_says_nothing_about_forging(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("validate", "--task", "digits") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "moves the marked weights" not in said
+    assert "untrained; give a trained one: polo validate --task digits --model FILE" in said
+    assert run("validate", "--task", "digits", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["forging"] is found["advised"]["forging"] is None
+    assert "untrained" in found["forging_unknown"]
 
 
 def test_forging_a_trained_model_is_measured(
@@ -58,15 +67,37 @@ def test_forging_a_trained_model_is_measured(
     assert abs(found["enough_bits"]["metric"] - found["metric_before"]) < 0.005
 
 
+def test_forging_is_measured_for_what_is_advised_too(
+    digits: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    order = ("validate", "--task", "digits", "--model", digits)
+    assert run(*order, "--scheme", "signed", "--bits", "256", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["forging_unknown"] == ""
+    planned, advised = found["forging"], found["advised"]["forging"]
+    assert planned["metric_before"] == advised["metric_before"]
+    assert planned["all_bits"] != advised["all_bits"]
+    assert run(*order, "--bits", "512", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    # What is planned here is what is advised.
+    assert found["forging"] == found["advised"]["forging"] == advised
+    assert run(*order, "--bits", "512") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.count("moves the marked weights by") == 1
+    assert "one mark as planned and as advised" in said
+
+
 def test_a_file_alone_tells_how_far_a_forger_moves_it(
     digits: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("validate", digits) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "moves the marked weights by" in said
-    assert "polo validate --task TASK --model FILE" in said
+    assert "a file alone does not say what the model is for" in said
+    assert "polo validate --task TASK --model" in said
     assert run("validate", digits, "--json") == 0
     found = json.loads(capsys.readouterr().out)
+    assert found["advised"]["forging"]["costs_nothing"] is None
     assert found["forging"]["costs_nothing"] is None
     assert found["advised"]["scheme"] == "ednn"
 
@@ -79,21 +110,68 @@ def test_what_does_not_fit_is_still_advised_about(
     found = json.loads(capsys.readouterr().out)
     assert found["forging"] is None
     assert found["advised"]["bits"] < 8192
+    assert found["advised"]["forging"]["all_bits"]["edit"] >= 0
 
 
-@pytest.mark.parametrize("fault", ["no task", "another model", "no file"])
+def test_without_torch_a_file_is_still_looked_at(digits: Path, in_child: Any) -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from polo import cli\n"
+        "assert cli.run(['validate', sys.argv[1]]) == 0"
+    )
+    said = " ".join(in_child(code, digits, bare=True).stdout.split())
+    assert "256 bits fit" in said
+    assert "needs torch: pip install 'polo-proof[torch]'" in said
+
+
+def test_adapters_are_judged_in_small_blocks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = [f"layers.{at}.q_proj.lora_{side}.weight" for at in range(8) for side in "AB"]
+    save_file({name: torch.randn(8, 128) for name in names}, tmp_path / "adapter.safetensors")
+    assert run("validate", tmp_path / "adapter.safetensors", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {item["blocks"] for item in found["tensors"]} == {8 * 128 // 64}
+    assert (found["advised"]["scheme"], found["advised"]["block"]) == ("signed", 64)
+    order = ("validate", tmp_path / "adapter.safetensors", "--block", "256", "--json")
+    assert run(*order) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {item["blocks"] for item in found["tensors"]} == {8 * 128 // 256}
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("no task", "polo validate --task TASK --model"),
+        ("two files", "polo validate --task TASK --model"),
+        ("another model", "Give the task that it was trained for"),
+        ("no file", "there is no such file"),
+        ("a task for a file", "what to do: polo validate --task digits\n"),
+        ("a folder", "Give the model as one safetensors file"),
+        ("few shards", "the task's floor has 5 steps"),
+    ],
+)
 def test_mistakes_are_told(
-    fault: str, digits: Path, tmp_path: Path, task: Any, capsys: pytest.CaptureFixture[str]
+    fault: str,
+    words: str,
+    digits: Path,
+    tmp_path: Path,
+    task: Any,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     other = tmp_path / "other.safetensors"
     save_file(task.build_model().state_dict(), other)
-    words = {
-        "no task": (other, "--model", digits),
+    order = {
+        "no task": ("--model", digits),
+        "two files": (other, "--model", digits),
         "another model": ("--task", "digits", "--model", other),
         "no file": ("--task", "digits", "--model", tmp_path / "absent.safetensors"),
+        "a task for a file": ("digits",),
+        "a folder": (tmp_path,),
+        "few shards": ("--task", "digits", "--shards", "3"),
     }[fault]
-    assert run("validate", *words) == 2
-    assert capsys.readouterr().err
+    assert run("validate", *order) == 2
+    assert words in capsys.readouterr().err
 
 
 def test_a_model_with_tied_weights_is_loaded(tmp_path: Path) -> None:

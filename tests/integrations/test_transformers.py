@@ -179,13 +179,24 @@ def test_other_weights_within_a_shard_are_refused(site: Any, trainer_script: Any
     assert site.manifest == before
 
 
-def test_the_best_model_is_loaded_after_the_proof(site: Any, trainer_script: Any) -> None:
-    trainer_script.train(
+def test_the_best_model_is_loaded_after_the_proof(make_site: Any, trainer_script: Any) -> None:
+    site = make_site(bits=128)
+    # The loss falls, so the highest one names the first epoch as the best.
+    trainer, callback = trainer_script.make(
         site.folder, site.task, load_best_model_at_end=True, eval_strategy="epoch",
-        metric_for_best_model="loss", num_train_epochs=3,
+        metric_for_best_model="loss", greater_is_better=True, num_train_epochs=3,
     )  # fmt: skip
+    trainer.train()
+    assert trainer.state.best_model_checkpoint.endswith(f"checkpoint-{EPOCH}")
     assert site.steps == [EPOCH] * 3
     assert site.accepted()
+    best = polo.released(callback.proof, trainer.model.net)
+    assert (best.shard, best.proven) == (1, False)
+    first, *later = (mark.reading.eta for mark in best.marks)
+    assert first >= 0.99
+    # 128 fair coins each: these marks came after it.
+    assert all(0.3 < eta < 0.7 for eta in later)
+    assert len(later) == 2
 
 
 def test_callbacks_made_anew_from_a_checkpoint_are_refused(site: Any, trainer_script: Any) -> None:

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -202,5 +203,45 @@ def test_a_proof_can_be_made_to_end_in_an_average(
     proof = prover.finish()
     assert polo.released(proof, model).proven
     assert polo.released(proof, ema).distance < 0.2
+    verdict = polo.verify(proof.path, trust=issuer.public_key, task=task)
+    assert verdict.outcome is polo.Outcome.ACCEPTED, verdict.headline()
+
+
+def test_an_average_kept_beside_the_proof_goes_on_with_it(
+    task: Any, enrol: Enrol, alice: polo.Identity, issuer: polo.Identity, tmp_path: Path
+) -> None:
+    """A run that was stopped and resumed has the same EMA, to the bit, as one that was not."""
+    enrolment = enrol(**TERMS)
+    found = {}
+    for name, stops in (("whole", [4]), ("broken", [2, 4])):
+        (tmp_path / f"{name}.state").mkdir(mode=0o700)
+        (tmp_path / f"{name}.state" / "secret").write_bytes(bytes(32))
+        for seed, stop in enumerate(stops):
+            # What is made anew here is not what was trained, until the proof brings it back.
+            torch.manual_seed(seed)
+            model = task.build_model()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+            ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
+            prover = polo.Prover(enrolment, key=alice, store=tmp_path / name)
+            measure = partial(task.evaluate, model)
+            with prover.attach(model, optimizer, evaluate=measure, also={"ema": ema}):
+                for _ in range(prover.epoch, stop):
+                    for points, labels in task.batches():
+                        task.train_step(model, optimizer, {"label": labels, "point": points})
+                        ema.update_parameters(model)
+                    assert prover.end_epoch().sealed
+            if stop < 4:
+                # Steps after the last sealed shard are lost, with what the average saw of them.
+                task.train_epoch(model, optimizer)
+                ema.update_parameters(model)
+                prover.close()
+        found[name] = prover.finish(), ema
+    whole, broken = (copy.deepcopy(ema.state_dict()) for _, ema in found.values())
+    assert whole["n_averaged"] == 4 * 8
+    assert all(torch.equal(whole[key], broken[key]) for key in whole)
+    proof, ema = found["broken"]
+    result = polo.released(proof, ema)
+    assert result.finding is Finding.CLAIM
+    assert min(etas(result)[:2]) > 0.8
     verdict = polo.verify(proof.path, trust=issuer.public_key, task=task)
     assert verdict.outcome is polo.Outcome.ACCEPTED, verdict.headline()

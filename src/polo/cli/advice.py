@@ -1,20 +1,15 @@
-"""What `polo validate` advises for a model, and what forging costs it."""
+"""What `polo validate` says about its advice, and about what forging costs."""
 
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from polo.errors import MissingError, WeightsError
-
 if TYPE_CHECKING:
-    import torch
     from rich.console import Console
 
+    from polo.cli.subject import Subject
     from polo.embedding.forging import Hardness
-    from polo.protocol.layout import Layout
     from polo.protocol.records import Terms
-    from polo.tasks import Task
     from polo.watermark.advice import Advice
-    from polo.watermark.capacity import Capacity
 
 HARDLY = (
     "forging costs this model nothing: ask for replay (polo enrol --data) or for live receipts; "
@@ -22,66 +17,51 @@ HARDLY = (
 )
 
 
-def capacities(subject: "torch.nn.Module | Layout") -> "dict[str, Capacity]":
-    """What a model can carry of every built-in scheme, in blocks of the scheme's own size."""
-    from polo import enrolment
-    from polo.protocol.layout import Layout
-    from polo.watermark.capacity import capacity
-    from polo.watermark.schemes import SCHEMES
+@dataclass(frozen=True)
+class Forging:
+    """What forging one mark costs a model.
 
-    if isinstance(subject, Layout):
-        return {
-            name: capacity(subject, block=scheme.defaults.block, scheme=name)
-            for name, scheme in SCHEMES.items()
-        }
-    return {name: enrolment.capacity_of(subject, scheme=name) for name in SCHEMES}
+    Attributes:
+        planned: Under the terms that are planned; None where they do not fit or nothing is known.
+        advised: Under those that are advised; likewise.
+        same: Whether these are the same terms.
+        unknown: What is not known of it, why, and what to run; empty if all is.
+    """
 
-
-def trained(task: "Task", file: Path) -> "torch.nn.Module":
-    """A task's model with the weights of a file."""
-    from polo.storage.model import Fitted
-    from polo.weights.checkpoint import checkpoint_of
-    from polo.weights.files import FileCheckpoint
-    from polo.weights.loading import load_into
-
-    model = task.build_model()
-    with FileCheckpoint.any(file) as checkpoint:
-        try:
-            load_into(model, Fitted(checkpoint, checkpoint_of(model).layout, str(file)))
-        except WeightsError as error:
-            raise WeightsError(
-                f"is not of a model of the task {task.name!r}: {error.message}",
-                place=error.place,
-                advice="Give the task that it was trained for, as safetensors with all tensors.",
-            ) from error
-    return model
+    planned: "Hardness | None"
+    advised: "Hardness | None"
+    same: bool
+    unknown: str
 
 
-def forging_in(file: Path, terms: "Terms") -> "Hardness | None":
-    """What forging does to the weights of a file; None without torch."""
-    from polo.weights.files import FileCheckpoint
+def forging_of(
+    subject: "Subject", terms: "Terms | None", advice: "Advice | None", shards: int
+) -> Forging:
+    """Measure what can be measured.
 
-    try:
-        from polo.embedding.forging import edits
-    except ImportError:
-        return None
-    with FileCheckpoint.any(file) as checkpoint:
-        return edits(checkpoint, terms)
+    Args:
+        subject: The model.
+        terms: The terms that are planned; None if they do not fit.
+        advice: What suits the model.
+        shards: Shards planned.
+    """
+    advised = advice and subject.terms(
+        scheme=advice.scheme,
+        bits=advice.bits,
+        load=advice.load / 1e6,
+        block=advice.block,
+        shards=shards,
+    )
+    if not subject.measurable:
+        return Forging(None, None, terms == advised, subject.unknown)
+    planned = subject.forging(terms) if terms else None
+    if terms == advised:
+        return Forging(planned, planned, True, subject.unknown)
+    return Forging(planned, subject.forging(advised) if advised else None, False, subject.unknown)
 
 
-def forging_of(task: "Task", model: "torch.nn.Module", terms: "Terms") -> "Hardness":
-    """What forging one mark costs a trained model."""
-    try:
-        from polo.embedding.forging import hardness
-    except ImportError as error:
-        raise MissingError(
-            "measuring a model needs torch", advice="pip install 'polo-proof[torch]'"
-        ) from error
-    return hardness(model, terms, evaluate=lambda: task.evaluate(model))
-
-
-def advice_json(advice: "Advice | None") -> dict[str, Any] | None:
-    """Advice as JSON."""
+def advice_json(advice: "Advice | None", forging: "Hardness | None") -> dict[str, Any] | None:
+    """Advice as JSON, with what forging then costs."""
     if advice is None:
         return None
     return {
@@ -91,6 +71,7 @@ def advice_json(advice: "Advice | None") -> dict[str, Any] | None:
         "block": advice.block,
         "share": advice.share,
         "reasons": list(advice.reasons),
+        "forging": forging_json(forging),
     }
 
 
@@ -114,7 +95,7 @@ def forging_json(found: "Hardness | None") -> dict[str, Any] | None:
 
 
 def print_advice(console: "Console", advice: "Advice | None") -> None:
-    """Say what suits the model, and why."""
+    """Say what suits the model, why, and how to ask for it."""
     if advice is None:
         console.print("\n[bold]advice:[/] no scheme's marks fit into this model")
         return
@@ -123,30 +104,58 @@ def print_advice(console: "Console", advice: "Advice | None") -> None:
         f"{advice.load / 1e6:g}, blocks of {advice.block}: {advice.share:.1%} of the carrier"
     )
     for reason in advice.reasons:
-        console.print(f"    {reason}")
+        _print_under(console, reason)
+    _print_under(
+        console,
+        f"polo enrol … --scheme {advice.scheme} --bits {advice.bits} "
+        f"--load {advice.load / 1e6:g} --block {advice.block}",
+    )
 
 
-def print_forging(console: "Console", found: "Hardness") -> None:
-    """Say what a forger's edit does."""
+def print_forging(console: "Console", forging: Forging) -> None:
+    """Say what a forger's edit does, and what is not known of it."""
+    if forging.planned is not None:
+        when = "as planned and as advised" if forging.same else "as planned"
+        _print_cost(console, forging.planned, when)
+    if forging.advised is not None and not forging.same:
+        _print_cost(console, forging.advised, "as advised")
+    if forging.unknown:
+        from rich.markup import escape
+
+        console.print(f"\n[bold]forging:[/] {escape(forging.unknown)}")
+
+
+def _print_cost(console: "Console", found: "Hardness", when: str) -> None:
     console.print(
-        f"\n[bold]forging[/] one mark, without data or training, moves the marked weights by "
-        f"{found.whole.edit:.0%} to turn every bit and by {found.least.edit:.0%} to turn enough of "
-        "them for a verifier"
+        f"\n[bold]forging[/] one mark {when}, without data or training, moves the marked weights "
+        f"by {found.whole.edit:.0%} to turn every bit and by {found.least.edit:.0%} to turn enough "
+        "of them for a verifier"
     )
     if found.before is None:
-        console.print("what that does to accuracy: polo validate --task TASK --model FILE")
         return
-    console.print(
-        f"    measured: {found.before:.4f} before, {found.whole.metric:.4f} with every bit turned, "
-        f"{found.least.metric:.4f} with enough of them"
+    _print_under(
+        console,
+        f"measured: {found.before:.4f} before, {found.whole.metric:.4f} with every bit turned, "
+        f"{found.least.metric:.4f} with enough of them",
     )
+    _print_under(console, _price(found))
+
+
+def _price(found: "Hardness") -> str:
+    """What a forger pays, where it was measured."""
     if found.free:
-        console.print(f"    [yellow]{HARDLY}[/]")
-    elif not found.least.accepted:
-        console.print("    no such edit made a mark that a verifier would accept")
-    else:
-        assert found.lost is not None
-        console.print(
-            f"    a forger gives up {100 * found.lost:.1f} points for each mark; whoever can pay "
-            "that in accuracy can forge"
-        )
+        return f"[yellow]{HARDLY}[/]"
+    if not found.least.accepted:
+        return "no such edit made a mark that a verifier would accept"
+    assert found.lost is not None
+    return (
+        f"a forger gives up {100 * found.lost:.1f} points for each mark; whoever can pay that in "
+        "accuracy can forge"
+    )
+
+
+def _print_under(console: "Console", text: str) -> None:
+    """Print below a head line, and stay there when lines are broken."""
+    from rich.padding import Padding
+
+    console.print(Padding(text, (0, 0, 0, 4), expand=False))

@@ -1,19 +1,17 @@
 """`polo validate`: can this model carry the mark, and what will the run cost?"""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from polo.cli import advice as advising
 from polo.cli.output import Flag, print_json, size
-from polo.cli.tasks import load_task
+from polo.cli.subject import Subject, subject_of
 from polo.errors import TermsError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from polo.planning import Plan
-    from polo.protocol.layout import Layout
-    from polo.tasks import Task
     from polo.watermark.capacity import Capacity
 
 NAMED = 6
@@ -71,59 +69,45 @@ def validate(
     json
         Print JSON.
     """
-    from polo import enrolment
+    from polo.enrolment import millionths
     from polo.planning import plan
     from polo.watermark import advice, schemes
-    from polo.watermark.capacity import capacity
-    from polo.weights.checkpoint import checkpoint_of
-    from polo.weights.files import read_header
 
-    if (file is None) == (task is None):
-        raise TermsError(
-            "give a model file or --task, one of them", advice="polo validate --task digits"
-        )
-    if model is not None and task is None:
-        raise TermsError("--model needs --task, which says how good it is")
+    subject = subject_of(file, task, model)
+    _check_shards(subject, shards)
     usual = schemes.scheme(scheme).defaults
     bits = usual.bits if bits is None else bits
     load = usual.load if load is None else load
-    block = usual.block if block is None else block
-    subject: Task | Layout
-    net = None
-    if task is not None:
-        subject = load_task(task)
-        net = advising.trained(subject, model) if model else subject.build_model()
-        layout = checkpoint_of(net).layout
-        fits = enrolment.capacity_of(net, block=block, scheme=scheme)
-    else:
-        assert file is not None
-        layout = subject = read_header(file)[0]
-        fits = capacity(layout, block=block, scheme=scheme)
-    objection = fits.objection(bits, enrolment.millionths(load))
-    planned = forging = None
+    block = subject.block(scheme) if block is None else block
+    fits = subject.capacity(scheme, block)
+    objection = fits.objection(bits, millionths(load))
+    terms = planned = None
     if not objection:
-        terms = enrolment.make_terms(
-            subject, scheme=scheme, bits=bits, load=load, block=block, shards=shards
-        )
-        planned = plan(terms, layout, shards=shards)
-        if file is not None:
-            forging = advising.forging_in(file, terms)
-        elif model is not None:
-            assert net is not None
-            forging = advising.forging_of(cast("Task", subject), net, terms)
-    room = advising.capacities(net if net is not None else layout)
-    best = advice.advise(room)
+        terms = subject.terms(scheme=scheme, bits=bits, load=load, block=block, shards=shards)
+        planned = plan(terms, subject.layout, shards=shards)
+    best = advice.advise(subject.capacities())
+    forging = advising.forging_of(subject, terms, best, shards)
     if json:
-        found = _as_json(fits, objection, planned, bits, enrolment.millionths(load))
-        found["advised"] = advising.advice_json(best)
-        found["forging"] = advising.forging_json(forging)
+        found = _as_json(fits, objection, planned, bits, millionths(load))
+        found["advised"] = advising.advice_json(best, forging.advised)
+        found["forging"] = advising.forging_json(forging.planned)
+        found["forging_unknown"] = forging.unknown
         print_json(found)
     else:
-        console = _print(fits, objection, planned, bits, enrolment.millionths(load))
+        console = _print(fits, objection, planned, bits, millionths(load))
         advising.print_advice(console, best)
-        if forging is not None:
-            advising.print_forging(console, forging)
+        advising.print_forging(console, forging)
     return 1 if objection else 0
+
+
+def _check_shards(subject: Subject, shards: int) -> None:
+    least = max(1, len(subject.task.floor)) if subject.task else 1
+    if shards < least:
+        raise TermsError(
+            f"--shards {shards} is too few: "
+            + ("one is the least" if least == 1 else f"the task's floor has {least} steps"),
+            advice=f"Plan at least {least}.",
+        )
 
 
 def _as_json(
@@ -192,12 +176,18 @@ def _print(
             f"at {at / 1e6:g} bits per weight one mark holds up to {fits.bits_at(at)} bits"
         )
     if objection:
-        console.print(f"\n[red]does not fit:[/] {objection}")
+        console.print(
+            f"\n[bold]planned:[/] scheme {fits.scheme}, load {load / 1e6:g}, blocks of "
+            f"{fits.block}: {bits} bits [red]do not fit:[/] {objection}"
+        )
         console.print(f"what to do: {fits.advice(bits, load)}")
         return console
     assert planned is not None
     share = fits.share(bits, load)
-    console.print(f"\n[green]{bits} bits fit[/]: they take {share:.0%} of the carrier's blocks")
+    console.print(
+        f"\n[bold]planned:[/] scheme {fits.scheme}, load {load / 1e6:g}, blocks of {fits.block}: "
+        f"[green]{bits} bits fit[/], they take {share:.0%} of the carrier's blocks"
+    )
     if share > COMFORTABLE_SHARE:
         console.print("[yellow]that is much: each mark will overwrite part of the one before[/]")
     console.print(
