@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from benchmarks import chains, databases
+from benchmarks import chains, databases, upkeep
 from benchmarks.figures import Figure, amount_of
 from polo.registry.commitments import service as commitments
 from polo.registry.commitments.rules import Submission
@@ -45,6 +45,8 @@ def run(kind: str, folder: Path, quick: bool) -> Iterator[Figure]:
             details={f"ms_at_{size}": round(value, 3) for size, value in medians.items()},
             note=f"{medians[str(sizes[-1])] / medians[str(sizes[0])]:.2f} times that of {sizes[0]}",
         )
+    if kind == "sqlite":
+        yield from upkeep.run(folder, quick)
 
 
 def load(registry: Registry, loaded: list[chains.Prover], size: int) -> None:

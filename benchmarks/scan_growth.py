@@ -1,6 +1,7 @@
 """How a registry grows with the number of chains, and what 10^8 would take: the scan, and the rest.
 
-Every number comes from recorded runs of `scan` and `registry`; docs/registry-scale.md has no other.
+Every number comes from recorded runs of `scan`, `registry` and `upkeep`; docs/registry-scale.md has
+no other.
 """
 
 import math
@@ -8,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import powers, registry_growth, table
+from benchmarks import powers, registry_goal, registry_growth, table
 from benchmarks.idle import MARKS
 from polo.ownership.looking import SEED, STAGES
 from polo.ownership.screen import screen_of
@@ -16,6 +17,9 @@ from polo.ownership.screen import screen_of
 PAGE = Path(__file__).parent.parent / "docs" / "registry-scale.md"
 DRAWING = PAGE.parent / "images" / "scan-growth.svg"
 GOAL = 10**8
+COMPARED, GOOD = 10_000, 5.0
+"""What a scan is asked to do: so many chains in so many seconds."""
+
 CORES = 64
 GIB = 2**30
 
@@ -58,6 +62,12 @@ def per_chain(found: Sequence[Point]) -> float:
     return (rest - less) / (more - fewer)
 
 
+def wall_per_chain(found: Sequence[Point]) -> float:
+    """Seconds for one more chain on all cores of the machine, between the two largest sizes."""
+    (fewer, less, _), (more, rest, _) = found[-2:]
+    return (rest - less) / (more - fewer)
+
+
 def write(recorded: Mapping[str, Any]) -> None:
     """Write the page and its drawing, if a scan was recorded."""
     found = points(recorded)
@@ -90,9 +100,51 @@ def _page(found: Sequence[Point], recorded: Mapping[str, Any]) -> Iterator[str]:
         f"chain takes {_micro(per_chain(found))}. What a scan takes at least is reading the model "
         "and, in a large one, the start of the processes."
     )
+    yield from _others(recorded)
+    costs = registry_goal.costs()
+    if costs:
+        yield from registry_goal.job(costs, found[-2][0])
     yield from registry_growth.write(recorded)
     yield f"## What {GOAL:,} chains would take"
     yield from _goal(per_chain(found))
+    if costs:
+        yield "### The rest of the registry"
+        rates = registry_goal.rates(recorded)
+        yield from registry_goal.section(costs, rates, GOAL, wall_per_chain(found))
+    yield registry_goal.CHANGES
+
+
+def _others(recorded: Mapping[str, Any]) -> Iterator[str]:
+    """What marks of other schemes take."""
+    figures = recorded["benchmarks"]["scan"]["figures"]
+    named = [(figure, *figure["name"].split(" chains, scheme ")) for figure in figures]
+    measured = [
+        (scheme[0], int(chains), float(figure["value"]["median"]))
+        for figure, chains, *scheme in named
+        if scheme and figure["value"]
+    ]
+    if not measured:
+        return
+    yield "Other schemes, on the same model; the last column is by proportion, not measured:"
+    yield table.markdown(
+        ("scheme", "chains", "seconds", "per chain", f"seconds for {COMPARED:,}"),
+        [
+            (
+                scheme,
+                f"{chains:,}",
+                table.number(seconds),
+                _micro(seconds / chains),
+                table.number(seconds / chains * COMPARED),
+            )
+            for scheme, chains, seconds in measured
+        ],
+    )
+    slow = [scheme for scheme, chains, seconds in measured if seconds / chains * COMPARED > GOOD]
+    if slow:
+        yield (
+            f"The goal of {GOOD:g} s for {COMPARED:,} chains holds for the usual scheme, ednn. By "
+            f"these figures {', '.join(slow)} would miss it."
+        )
 
 
 def _goal(each: float) -> Iterator[str]:
@@ -120,11 +172,9 @@ def _goal(each: float) -> Iterator[str]:
     )
     yield (
         "No step of a scan looks at two chains at once, so the table of seeds can be cut by the "
-        "chains' ids over machines, each of which has the model. Two things must change before "
-        "that. A row holds all seeds of a chain in one sealed piece; it must hold one seed, so "
-        "that the first look reads what it needs and no more. And one process holds the list of "
-        "all chains; it must go through them in parts. The price in evidence is small: a claim "
-        "needs 64 bits after correction, and a single sealed mark has hundreds."
+        "chains' ids over machines, each of which has the model; what must change before that is "
+        "in the list below. The price in evidence is small: a claim needs 64 bits after "
+        "correction, and a single sealed mark has hundreds."
     )
     yield (
         "Chains of another architecture cost a look at names and shapes, once for each kind. A "

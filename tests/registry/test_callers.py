@@ -163,6 +163,20 @@ def test_without_a_header_nothing_is_shown(client, mine):
     refused(client.post("/v1/identities", json={"name": "x"}), 401, "caller.missing")
 
 
+def test_a_token_is_not_advised_where_only_a_signature_will_do(client):
+    answer = client.post("/v1/identities", json={"name": "x"})
+    refused(answer, 401, "caller.missing")
+    assert answer.json()["advice"].endswith("a token will not do here.")
+    assert "Bearer polo_" in client.get("/v1/tokens").json()["advice"]
+
+
+def test_a_token_where_an_identity_must_sign_is_told_so(person):
+    answer = person("operator").post("/v1/enrolments", json={"task": "digits"})
+    refused(answer, 401, "caller.bad-header")
+    assert answer.json()["detail"] == "a token where an identity must sign"
+    assert answer.json()["advice"].startswith("Sign the request with an identity's key")
+
+
 class TestTokens:
     """People."""
 

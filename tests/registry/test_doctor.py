@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy import insert, update
 
 from polo.cli import run
+from polo.errors import MissingError
 from polo.registry.objects import key_of
 from polo.registry.operations.doctor import BAD, OK, WARNING, examine
 from polo.registry.schema import (
@@ -23,6 +24,7 @@ from polo.registry.schema import (
     log_leaves,
     objects,
 )
+from polo.registry.tasks.service import Tasks
 
 
 @pytest.fixture
@@ -48,6 +50,29 @@ def room(monkeypatch):
     usage = SimpleNamespace(total=2**40, free=2**39)
     monkeypatch.setattr("polo.registry.operations.doctor.shutil.disk_usage", lambda _: usage)
     return usage
+
+
+@pytest.fixture(autouse=True)
+def trouble(monkeypatch):
+    """What is wrong with each task: to build them takes seconds, and chains/test_tasks.py does."""
+    found = {}
+    monkeypatch.setattr(Tasks, "trouble", lambda _, name: found.get(name))
+    return found
+
+
+def test_a_task_that_cannot_be_used(registry, trouble):
+    trouble["lab-cifar"] = MissingError("CIFAR-10 is not here", advice="Bring it.")
+    lines = [line for line in found(registry) if line.about == "tasks"]
+    assert [line.state for line in lines] == [WARNING, OK]
+    assert lines[0].found == "CIFAR-10 is not here"
+    assert lines[0].advice.startswith("Nobody is enrolled for it. Bring it.")
+    assert lines[1].found == "digits can be enrolled for"
+
+
+def test_offers_that_cannot_be_read(registry, tmp_path):
+    registry.settings = replace(registry.settings, tasks=str(tmp_path / "nowhere.toml"))
+    (line,) = wrong(registry)
+    assert (line.about, "cannot be read" in line.found) == ("tasks", True)
 
 
 @pytest.mark.parametrize("everything", [False, True])
@@ -204,7 +229,7 @@ def test_the_command(registry, chain, capsys, tmp_path):
     assert "a registry already" in capsys.readouterr().err
     there = ["--data", str(tmp_path / "there"), "--set", "origin=registry.test/log"]
     assert run(["registry", "restore", str(out), *there]) == 0
-    capsys.readouterr()
+    assert f"doctor --all {' '.join(there)}" in capsys.readouterr().out
     # The test's clock is ahead of the real one, which the doctor must see.
     assert run(["registry", "doctor", "--all", "--json", *there]) == 1
     lines = json.loads(capsys.readouterr().out)

@@ -28,6 +28,7 @@ from schemathesis.specs.openapi.checks import (
 from polo.protocol import requests as signing
 from polo.registry import problems
 from polo.registry.app import create_app
+from polo.registry.settings import Settings
 from polo.registry.tasks.service import Tasks
 
 EXAMPLES = 4
@@ -45,16 +46,27 @@ pytestmark = pytest.mark.slow
 def tasks(tmp_path_factory):
     """The folder of a registry whose tasks are built, which takes seconds."""
     folder = tmp_path_factory.mktemp("built")
-    built = Tasks(folder)
-    for name in built.offers:
-        built.get(name)
-    return folder / "tasks"
+    (folder / "tasks.toml").write_text("[digits]\n")
+    Tasks(folder, str(folder / "tasks.toml")).get("digits")
+    return folder
 
 
 @pytest.fixture
-def chain(registry, client, tasks):
+def settings(tmp_path, database_url, tasks):
+    shutil.copytree(tasks / "tasks", tmp_path / "data" / "tasks")
+    return Settings(
+        data=tmp_path / "data",
+        database=database_url,
+        origin="registry.test/log",
+        rate=100_000,
+        guest_rate=100_000,
+        tasks=str(tasks / "tasks.toml"),
+    )
+
+
+@pytest.fixture
+def chain(registry, client):
     """Something to ask about."""
-    shutil.copytree(tasks, registry.settings.data / "tasks")
     made = live_chain.enrol(registry, live_chain.identity(1))
     made.clock = registry.clock
     for _ in range(3):

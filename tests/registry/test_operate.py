@@ -39,6 +39,7 @@ def test_every_command_is_one(command):
 def machine(tmp_path):
     """Runs what the document says, with the folders it names below a temporary one."""
     (tmp_path / "backups").mkdir()
+    (tmp_path / "tasks.toml").write_text("[digits]\n")  # Whose data are everywhere.
     programs = Path(sys.executable).parent
     environment = {
         **os.environ,
@@ -46,6 +47,7 @@ def machine(tmp_path):
         "XDG_DATA_HOME": str(tmp_path / "share"),
         "POLO_REGISTRY_PORT": "0",
         "POLO_REGISTRY_ORIGIN": "polo.example/log",
+        "POLO_REGISTRY_TASKS": str(tmp_path / "tasks.toml"),
     }
 
     def run(command, *, check=True):

@@ -67,9 +67,13 @@ class Process:
         self.process.send_signal(number)
         rest = self.process.stdout.read()
         code = self.process.wait(60)
-        self._reader.join(10)
+        self.read_to_the_end()
         self.greeting += rest
         return code
+
+    def read_to_the_end(self):
+        """Have all of its errors, once it has ended."""
+        self._reader.join(10)
 
 
 @pytest.fixture
@@ -157,6 +161,32 @@ def test_a_port_in_use_is_said_and_nothing_is_made(tmp_path, capsys):
     assert f"127.0.0.1:{port}: cannot listen there: Address already in use\n" in told
     assert "Is a registry running there already?" in told
     assert not data.exists()
+
+
+def test_workers_on_sqlite_are_refused_before_anything_is_made(start):
+    registry = start("--set", "jobs=procrastinate")
+    assert registry.process.wait(60) == 2
+    registry.read_to_the_end()
+    assert registry.errors[0] == "polo: setting jobs: workers need PostgreSQL\n"
+    assert len(registry.errors) == 2
+    assert not registry.data.exists()
+
+
+def test_a_server_that_cannot_start_says_so_and_exits_with_2(in_child, tmp_path):
+    code = """
+import sys
+from polo.cli import run
+from polo.registry.jobs import Jobs
+def start(self, registry):
+    raise RuntimeError("no room for jobs")
+Jobs.start = start
+code = run(["registry", "serve", "--port", "0", "--data", sys.argv[1]])
+print(f"exit {code}")
+"""
+    done = in_child(code, tmp_path / "data", bare=True)
+    assert done.stdout == "exit 2\n"
+    assert "no room for jobs" in done.stderr
+    assert "\npolo: the registry could not start\n  what to do: Its log says why.\n" in done.stderr
 
 
 def test_a_folder_that_is_none_is_said(tmp_path, capsys):

@@ -1,12 +1,15 @@
 """Settings: where they come from, what they may be, and that each is documented."""
 
+import inspect
 import re
 from pathlib import Path
 
 import pytest
 
+from polo.enrolment import make_terms
 from polo.errors import FormatError, StoreError
 from polo.registry.settings import PREFIX, Settings, names
+from polo.registry.tasks import offers
 
 OPERATE = Path(__file__).resolve().parents[2] / "docs" / "operate.md"
 
@@ -89,3 +92,33 @@ def test_every_setting_is_documented_in_its_own_section(name):
 def test_no_other_setting_is_documented():
     documented = re.findall(r"^### `([a-z_]+)`$", OPERATE.read_text(), re.MULTILINE)
     assert set(documented) <= set(names())
+
+
+def offered_in_the_documentation():
+    """Key, meaning and default, from the table of what an offer can say."""
+    section = (
+        OPERATE.read_text().partition("\n### What an offer can say\n")[2].partition("\n## ")[0]
+    )
+    return re.findall(r"^\| `([a-z0-9_]+)` \| (.+) \| (.+) \|$", section, re.MULTILINE)
+
+
+def test_every_key_of_an_offer_is_documented_once_with_its_default():
+    rows = offered_in_the_documentation()
+    assert sorted(key for key, _, _ in rows) == sorted(offers.KEYS)
+    assert all(meaning.strip() and default.strip() for _, meaning, default in rows)
+
+
+def test_defaults_of_offers_are_those_of_terms():
+    usual = inspect.signature(make_terms).parameters
+    for key, _, default in offered_in_the_documentation():
+        value = usual[key].default if key in usual else None
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            assert float(default.replace("−", "-")) == value, key
+        elif isinstance(value, str):
+            assert default == f'`"{value}"`', key
+
+
+def test_workers_on_sqlite_are_refused(tmp_path):
+    with pytest.raises(FormatError, match="workers need PostgreSQL"):
+        Settings.load(None, {PREFIX + "JOBS": "procrastinate"}, data=tmp_path)
+    assert Settings(jobs="procrastinate", database="postgresql://polo@/polo").jobs != "inside"

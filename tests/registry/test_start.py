@@ -24,6 +24,33 @@ def test_the_interface_describes_itself(client):
             assert operation.get("tags"), f"{method} {path}"
 
 
+def test_the_interface_says_who_may_ask(client):
+    paths = client.get("/v1/openapi.json").json()["paths"]
+    signature, token = {"signature": []}, {"token": []}
+    commitments = "/v1/enrolments/{enrolment}/commitments"
+    assert paths["/v1/identities"]["post"]["security"] == [signature]
+    assert paths[commitments]["post"]["security"] == [signature]
+    assert paths["/v1/scans"]["post"]["security"] == [signature, token]
+    assert paths["/metrics"]["get"]["security"] == [signature, token]
+    assert paths[commitments + "/{shard}"]["get"]["security"] == [{}, signature, token]
+    assert "security" not in paths["/healthz"]["get"]
+    free = {"/v1/log/cosignatures"}  # The line itself shows who the witness is.
+    for path, operations in paths.items():
+        for method in operations.keys() - {"get"}:
+            assert "security" in operations[method] or path in free, f"{method} {path}"
+
+
+def test_the_interface_says_what_answers_a_commitment(client):
+    document = client.get("/v1/openapi.json").json()
+    commitments = "/v1/enrolments/{enrolment}/commitments"
+    for method, path in (("post", commitments), ("get", commitments + "/{shard}")):
+        answers = document["paths"][path][method]["responses"]
+        for status, name in (("200", "ReceiptedView"), ("202", "WaitingView")):
+            schema = answers[status]["content"]["application/json"]["schema"]
+            assert schema == {"$ref": f"#/components/schemas/{name}"}
+            assert document["components"]["schemas"][name]["required"]
+
+
 def test_problems_explain_themselves(client):
     missing = client.get("/v1/nothing").json()
     page, _, anchor = missing["type"].partition("#")

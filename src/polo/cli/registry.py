@@ -339,6 +339,13 @@ def _run(opened: "Registry", listening: socket.socket) -> None:
         # by then everything was done in order, which is no failure.
         signal.signal(number, lambda *_: None)
     signal.signal(signal.SIGHUP, server.handle_exit)
-    server.run(sockets=[listening])
+    try:
+        server.run(sockets=[listening])
+    except SystemExit as error:  # uvicorn's way to say so; `polo.cli` takes it for a reader gone.
+        raise _not_started() from error
     if not server.started:
-        raise StoreError("the registry could not start", advice="Its log says why.")
+        raise _not_started()
+
+
+def _not_started() -> StoreError:
+    return StoreError("the registry could not start", advice="Its log says why.")

@@ -79,7 +79,8 @@ def restore(source: Path, /, *, json: Flag = False, options: Options = DEFAULT) 
         print_json(about.to_json())
         return
     print(f"restored {about.origin}: {about.size} entries of the log, all of them checked")
-    print(f"next: polo registry doctor --all --data {shlex.quote(str(settings.data))}")
+    folder, origin = shlex.quote(str(settings.data)), shlex.quote(about.origin)
+    print(f"next: polo registry doctor --all --data {folder} --set origin={origin}")
     print("then start it as the old one was: with the same origin, and this folder")
 
 

@@ -7,11 +7,13 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
 from sqlalchemy.exc import DataError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from polo._version import __version__
@@ -122,6 +124,8 @@ def create_app(registry: Registry) -> FastAPI:
     app.add_exception_handler(OperationalError, _on_busy)
     app.add_exception_handler(PoolTimeout, _on_busy)
     for router in ROUTERS:
+        for route in router.routes:
+            _secure(route)
         app.include_router(router)
     _document(app)
     return app
@@ -137,6 +141,16 @@ def _document(app: FastAPI) -> None:
         return document
 
     vars(app)["openapi"] = openapi
+
+
+def _secure(route: BaseRoute) -> None:
+    """Name the schemes that a route's dependencies take; some routes name their own."""
+    if not isinstance(route, APIRoute):
+        return
+    asked = (callers.security_of(item.call) for item in route.dependant.dependencies)
+    security = next((item for item in asked if item is not None), None)
+    if security is not None:
+        route.openapi_extra = {"security": security, **(route.openapi_extra or {})}
 
 
 @asynccontextmanager

@@ -7,7 +7,6 @@ to change, and `admin` where a route says so.
 
 import hashlib
 import hmac
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +33,14 @@ SAFE = ("GET", "HEAD", "OPTIONS")
 _MAX_TOKEN = 128
 _PURGE_EVERY = 60
 _CHALLENGE = {"WWW-Authenticate": 'PoLO, Bearer realm="polo"'}
+_SIGN = "Sign the request with an identity's key, as polo.Client does; a token will not do here."
+
+Security = list[dict[str, list[str]]]
+"""Ways to say who asks, as OpenAPI writes them: names of schemes, any of which will do."""
+
+SIGNED: Security = [{"signature": []}]
+KNOWN: Security = [*SIGNED, {"token": []}]
+ANYONE: Security = [{}, *KNOWN]
 
 
 @dataclass(frozen=True)
@@ -73,8 +80,6 @@ class Caller:
 
 GUEST = Caller()
 
-Dependency = Callable[[Request], Awaitable[Caller]]
-
 
 def registry_of(request: Request) -> Registry:
     """The registry that answers this request."""
@@ -107,11 +112,8 @@ def authorization_over(
         registry: The registry.
         begun: When the request came; a large body takes longer than a signature is fresh.
     """
-    header = request.headers.get("authorization", "")
-    if not header:
-        raise _missing("This needs a signed request.")
+    given = _signature(request)
     try:
-        given = Authorization.parse(header)
         message = protocol.message(
             request.method,
             registry.settings.origin,
@@ -151,10 +153,7 @@ def target_of(request: Request) -> str:
 
 def claimed(request: Request, registry: Registry) -> None:
     """Refuse a signature that cannot hold, whatever the body will be: unknown key, or stale."""
-    try:
-        given = Authorization.parse(request.headers.get("authorization", ""))
-    except FormatError as error:
-        raise _refused(request, "caller.bad-header", error.message, error.advice) from error
+    given = _signature(request)
     if not given.is_fresh(registry.clock()):
         raise _refused(request, "caller.stale", "signed too long ago, or in the future")
     with registry.database.read() as connection:
@@ -198,26 +197,41 @@ async def anyone(request: Request) -> Caller:
     return GUEST
 
 
-def role(*names: str, scope: str | None = None) -> Dependency:
+@dataclass(frozen=True)
+class Role:
+    """A dependency: whoever asks has one of these roles, and the scope; see `role`."""
+
+    names: tuple[str, ...]
+    scope: str | None = None
+
+    async def __call__(self, request: Request) -> Caller:
+        """Whoever asks, or a `Problem`."""
+        caller, wanted = await anyone(request), " and ".join(self.names)
+        if caller is GUEST:
+            raise _missing(f"This is for {wanted}.")
+        if not any(caller.is_at_least(name) for name in self.names):
+            raise Problem(403, "caller.forbidden", f"this is for {wanted}, not {caller.role}")
+        check_scope(caller, self.scope or ("read" if request.method in SAFE else "write"))
+        return caller
+
+
+def role(*names: str, scope: str | None = None) -> Role:
     """A dependency: whoever asks has one of these roles, and the scope.
 
     Args:
         names: Roles; an operator may what an auditor may.
         scope: What a token needs; by default `read` to look and `write` to change.
     """
+    return Role(names, scope)
 
-    async def dependency(request: Request) -> Caller:
-        caller = await anyone(request)
-        if caller is GUEST:
-            raise _missing(f"This is for {' and '.join(names)}.")
-        if not any(caller.is_at_least(name) for name in names):
-            raise Problem(
-                403, "caller.forbidden", f"this is for {' and '.join(names)}, not {caller.role}"
-            )
-        check_scope(caller, scope or ("read" if request.method in SAFE else "write"))
-        return caller
 
-    return dependency
+def security_of(dependency: object) -> Security | None:
+    """How callers say who they are to a dependency of a route; None if it does not ask."""
+    if dependency in (signed, possession):
+        return SIGNED
+    if isinstance(dependency, Role):
+        return KNOWN
+    return ANYONE if dependency is anyone else None
 
 
 def check_scope(caller: Caller, scope: str) -> None:
@@ -398,11 +412,20 @@ def _refused(request: Request, code: str, detail: str, advice: str = "") -> Prob
     return Problem(401, code, detail, advice=advice, headers=_CHALLENGE)
 
 
-def _missing(detail: str) -> Problem:
-    return Problem(
-        401,
-        "caller.missing",
-        detail,
-        advice="Sign the request, or send a token: Authorization: Bearer polo_…",
-        headers=_CHALLENGE,
-    )
+def _signature(request: Request) -> Authorization:
+    """What the header of a signed request says, where only that will do."""
+    header = request.headers.get("authorization", "")
+    if not header:
+        raise _missing("This needs a signed request.", _SIGN)
+    if header.partition(" ")[0].lower() == "bearer":
+        raise _refused(request, "caller.bad-header", "a token where an identity must sign", _SIGN)
+    try:
+        return Authorization.parse(header)
+    except FormatError as error:
+        raise _refused(request, "caller.bad-header", error.message, error.advice) from error
+
+
+def _missing(
+    detail: str, advice: str = "Sign the request, or send a token: Authorization: Bearer polo_…"
+) -> Problem:
+    return Problem(401, "caller.missing", detail, advice=advice, headers=_CHALLENGE)

@@ -65,7 +65,8 @@ class Registry:
         """The tasks that are offered."""
         from polo.registry.tasks.service import Tasks
 
-        return Tasks(self.settings.data, self.settings.tasks)
+        tested = self.settings.verify_accuracy != "none"
+        return Tasks(self.settings.data, self.settings.tasks, tested=tested)
 
     @classmethod
     def open(

@@ -39,6 +39,7 @@ identities = Table(
     Column("role", String(16), nullable=False),  # prover, auditor, operator
     Column("registered", BigInteger, nullable=False),
     Column("revoked", BigInteger),
+    Index("ix_identities_registered_id", "registered", "id"),  # for the newest first
 )
 
 identity_keys = Table(

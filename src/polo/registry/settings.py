@@ -126,6 +126,9 @@ class Settings:
     def _check(self, scheme: str) -> None:
         if self.jobs not in JOBS:
             raise _wrong("jobs", f"{self.jobs!r} is neither of {', '.join(JOBS)}")
+        if self.jobs == "procrastinate" and self.database.startswith("sqlite"):
+            advice = "Set database to postgresql://…, or jobs to inside."
+            raise FormatError("workers need PostgreSQL", place="setting jobs", advice=advice)
         if unknown := set(self.queues) - {"cpu", "gpu"}:
             raise _wrong("queues", f"{min(unknown)!r} is neither cpu nor gpu")
         if scheme not in ("http", "https"):

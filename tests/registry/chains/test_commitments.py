@@ -1,6 +1,7 @@
 """Every entry is answered by a receipt or refused by its code, over both databases."""
 
 import dataclasses
+import json
 import secrets
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +17,9 @@ from polo.protocol.entries import Entry, Inclusion
 from polo.protocol.log_notes import NoteKey
 from polo.protocol.records import Nonce, Receipt
 from polo.registry.commitments import service
+from polo.registry.commitments.answers import Waiting
 from polo.registry.commitments.rules import signed_part
+from polo.registry.commitments.views import ReceiptedView, WaitingView
 from polo.registry.context import Registry
 
 
@@ -51,6 +54,16 @@ def test_a_chain_gets_a_receipt_and_a_nonce_for_each_entry(live: Any, registry: 
         receipt = check_answer(live, live.commit(number), registry, number)
         assert receipt.index == number
         assert receipt.root == live.entry(number).root
+
+
+def test_answers_are_what_the_document_says(live: Any, client: Any) -> None:
+    answer = live.commit(0)
+    assert ReceiptedView.model_validate(answer).model_dump() == answer
+    public = client.get(f"{live.url}/0").json()
+    assert ReceiptedView.model_validate(public).model_dump() == public
+    assert (public["nonce"], public["receipt"]) == (None, answer["receipt"])
+    asked = json.loads(Waiting("c", "checkpoint", 5).body())
+    assert WaitingView.model_validate(asked).model_dump() == asked
 
 
 def test_nonces_come_from_the_secret_that_was_committed_to(live: Any) -> None:

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from polo.errors import FormatError, PoloError, StoreError, TermsError
+from polo.errors import FormatError, PoloError, StoreError, TaskError, TermsError
+from polo.registry.operations.doctor import WARNING, examine
 from polo.registry.problems import Problem
-from polo.registry.tasks import offers, service
+from polo.registry.settings import Settings
+from polo.registry.tasks import building, offers, service
 from polo.registry.tasks.offers import Bits, Offer
 from polo.registry.tasks.service import Tasks
 
@@ -29,7 +31,7 @@ def test_tasks_are_listed(client: Any, live: Any) -> None:
 
 
 def test_a_task_is_built_once(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def build(_: Any) -> bytes:
+    def build(*_: Any, **__: Any) -> bytes:
         raise AssertionError("built again")
 
     monkeypatch.setattr(service, "_build", build)
@@ -53,6 +55,85 @@ def test_a_task_that_cannot_be_built_says_why(
     assert len(told) == 2
     assert "40000 bits" in told[0]
     assert "task nothing" in told[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("offers", ["[lab-cifar]\n"])
+def test_a_task_without_its_data_is_broken_and_nobody_is_enrolled_for_it(
+    client: Any,
+    client_of: Any,
+    alice: Any,
+    settings: Settings,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("POLO_DATA", str(tmp_path))
+    listed = client.get("/v1/tasks").json()
+    assert listed["items"] == []
+    assert "CIFAR-10 is not here" in listed["broken"]["lab-cifar"]
+    refused = client_of(alice).post("/v1/enrolments", json={"task": "lab-cifar"})
+    assert (refused.status_code, refused.json()["code"]) == (422, "error.missing")
+    assert "the data that models are tested on" in refused.json()["advice"]
+    # The doctor is asked at the machine, and gives the task's own advice.
+    [line] = [line for line in examine(settings) if line.about == "tasks"]
+    assert (line.state, "CIFAR-10 is not here" in line.found) == (WARNING, True)
+    assert "cifar-10-batches-bin" in line.advice
+
+
+def test_data_are_asked_for_where_models_are_tested_alone(tmp_path: Path) -> None:
+    (tmp_path / "tasks.toml").write_text("[lab-cifar]\n")
+    tasks = Tasks(tmp_path, str(tmp_path / "tasks.toml"), tested=False)
+    assert tasks.get("lab-cifar").terms.task.name == "lab-cifar"
+
+
+def test_a_task_that_was_built_is_asked_again_for_other_data(
+    built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def build(offer: Offer, **_: Any) -> bytes:
+        asked.append(offer.task)
+        raise TermsError("the data are not there")
+
+    monkeypatch.setattr(service, "_build", build)
+    monkeypatch.setenv("POLO_DATA", "/elsewhere")
+    with pytest.raises(TermsError):
+        Tasks(built, str(built / "tasks.toml")).get("digits")
+    assert asked == ["digits"]
+
+
+class Untestable:
+    """A task whose test does not work, or works without running the model as a whole."""
+
+    def __init__(self, error: Exception | None) -> None:
+        self.error = error
+        self.ran = False
+
+    def build_model(self) -> Any:
+        from torch import nn
+
+        return nn.Sequential(nn.Linear(2, 2))
+
+    def evaluate(self, model: Any) -> float:
+        import torch
+
+        if self.error:
+            raise self.error
+        model[0](torch.zeros(1, 2))
+        self.ran = True
+        return 0.0
+
+
+def test_a_test_is_begun_and_never_run() -> None:
+    task: Any = Untestable(None)
+    building.check_data(task)
+    assert not task.ran
+
+
+def test_a_test_that_fails_is_told() -> None:
+    task: Any = Untestable(OSError("no such file"))
+    with pytest.raises(TaskError, match=r"cannot be tested here: OSError: no such file"):
+        building.check_data(task)
 
 
 def test_the_server_never_loads_torch(built: Path) -> None:
@@ -168,7 +249,7 @@ def test_strangers_cannot_have_a_broken_task_built_over_and_over(
 ) -> None:
     tries = []
 
-    def build(offer: Offer) -> bytes:
+    def build(offer: Offer, **_: Any) -> bytes:
         tries.append(offer.task)
         raise TermsError("cannot be built")
 

@@ -346,8 +346,7 @@ def test_queues_can_be_named(tmp_path):
 
 
 def test_workers_need_postgresql(tmp_path):
-    registry = Registry.open(Settings(data=tmp_path / "data", jobs="procrastinate"))
-    with pytest.raises(Exception, match="PostgreSQL"):
-        registry.jobs.start(registry)
-    registry.close()
+    with pytest.raises(FormatError, match="workers need PostgreSQL") as refused:
+        Settings(data=tmp_path / "data", jobs="procrastinate")
+    assert refused.value.place == "setting jobs"
     assert Jobs().mode == "inside"

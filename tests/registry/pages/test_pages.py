@@ -3,14 +3,16 @@
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import func, select, update
+from sqlalchemy import event, func, select, update
 from starlette.testclient import TestClient
 
-from polo.registry import schema
-from polo.registry.pages import render
+from polo.registry import migrations, schema
+from polo.registry.database import Database
+from polo.registry.pages import desk, render
 
 PAGES = {
     "/": "Latest chains",
@@ -573,8 +575,6 @@ def test_the_commands_to_paste_exist() -> None:
 
 
 def test_every_page_is_documented() -> None:
-    from pathlib import Path
-
     from polo.registry.pages import operator, routes, whose
 
     text = (Path(__file__).parents[3] / "docs" / "pages.md").read_text("utf-8")
@@ -583,3 +583,23 @@ def test_every_page_is_documented() -> None:
     shown = [path for path in pages if not path.endswith("/live") and "static" not in path]
     assert len(shown) == 9
     assert [path for path in shown if f"| `{path}` |" not in text] == []
+
+
+def test_the_newest_identities_are_read_along_an_index(tmp_path: Path) -> None:
+    """However many identities there are, the operator's page does not look at all of them."""
+    database = Database(f"sqlite:///{tmp_path / 'registry.sqlite'}")
+    migrations.upgrade(database)
+    seen: list[tuple[str, Any]] = []
+
+    def note(_c: Any, _k: Any, statement: str, values: Any, _x: Any, _many: bool) -> None:
+        seen.append((statement, values))
+
+    with database.read() as connection:
+        event.listen(database.engine, "before_cursor_execute", note)
+        desk._identities(connection)
+        event.remove(database.engine, "before_cursor_execute", note)
+        [(statement, values)] = seen
+        plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", values)
+        steps = [row[3] for row in plan]
+    database.close()
+    assert steps == ["SCAN identities USING INDEX ix_identities_registered_id"]

@@ -4,6 +4,7 @@ Screenshots are left in build/screenshots, to be looked at.
 """
 
 import contextlib
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -188,6 +189,7 @@ def opened(chromium: Any, site: str) -> Iterator[Browser]:
 
 @pytest.mark.slow
 def test_every_page_in_every_look(looking: Browser, shown: Any) -> None:
+    began = time.time()
     looking.sign_in("polo_" + "o" * 40)
     for name, template in PAGES.items():
         for look, (width, scheme) in LOOKS.items():
@@ -199,6 +201,16 @@ def test_every_page_in_every_look(looking: Browser, shown: Any) -> None:
             sizes = looking.tab.evaluate("[document.documentElement.scrollWidth, innerWidth]")
             assert sizes[0] <= sizes[1], f"{name}, {look}: {sizes}"
             looking.shoot(f"{name}-{look}")
+    pictures = [SHOTS / f"{name}-{look}.png" for name in PAGES for look in LOOKS]
+    assert all(path.stat().st_mtime >= began - 1 for path in pictures)
+
+
+def test_pictures_are_kept_where_the_document_says() -> None:
+    root = Path(__file__).parents[3]
+    assert (root / "pyproject.toml").exists()
+    kept = SHOTS.relative_to(root).as_posix()
+    assert f"`{kept}`" in (root / "docs" / "pages.md").read_text()
+    assert f"{kept.split('/')[0]}/" in (root / ".gitignore").read_text().splitlines()
 
 
 @pytest.mark.slow

@@ -29,6 +29,7 @@ from polo.registry.commitments.rules import (
     unopened,
 )
 from polo.registry.commitments.standing import standing_of
+from polo.registry.commitments.views import ReceiptedView, WaitingView
 from polo.registry.context import Registry
 from polo.registry.problems import Problem, problem_of
 from polo.registry.uploads import retention
@@ -40,10 +41,17 @@ _PATH = re.compile("/v1/enrolments/[0-9a-f]{64}/commitments")
 _ID = slice(len("/v1/enrolments/"), len("/v1/enrolments/") + 64)
 _TOGETHER = "application/octet-stream"
 _RECORDED: dict[int | str, dict[str, Any]] = {
-    200: {"description": "The receipt, the next nonce, and the place in the log."},
-    202: {"description": "The entry is in the log; its receipt waits for a challenge."},
+    200: {
+        "description": "The receipt, the next nonce, and the place in the log.",
+        "model": ReceiptedView,
+    },
+    202: {
+        "description": "The entry is in the log; its receipt waits for a challenge.",
+        "model": WaitingView,
+    },
 }
 _ENTRY = {
+    "security": callers.SIGNED,
     "requestBody": {
         "required": True,
         "description": "The canonical bytes of a polo/entry/1 record. As octets: the length of the "
@@ -52,7 +60,7 @@ _ENTRY = {
             "application/json": {"schema": {"type": "object"}},
             "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
         },
-    }
+    },
 }
 
 

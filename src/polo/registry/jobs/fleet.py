@@ -18,7 +18,6 @@ from procrastinate.jobs import Job
 from procrastinate.manager import JobManager
 from sqlalchemy import Connection, select, text
 
-from polo.errors import TermsError
 from polo.registry.database import Database
 from polo.registry.jobs import handlers, presence, queue, runner
 from polo.registry.schema import jobs
@@ -53,12 +52,6 @@ def defer(connection: Connection, number: int, queue_name: str, due: int) -> Non
 
 def prepare(database: Database) -> None:
     """Make procrastinate's own tables, if they are not there."""
-    if database.is_sqlite:
-        raise TermsError(
-            "workers need PostgreSQL",
-            place="setting jobs",
-            advice="Set database to postgresql://…, or jobs to inside.",
-        )
     with database.begin() as connection:
         database.lock(connection, "jobs.prepare")
         found = connection.execute(text("select to_regclass('procrastinate_jobs')")).scalar()

@@ -7,6 +7,7 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -28,6 +29,7 @@ from polo.registry.operations.backup import snapshot
 from polo.registry.schema import challenges, enrolments, issuer_keys, jobs, objects
 from polo.registry.settings import Settings
 from polo.registry.tasks import offers
+from polo.registry.tasks.service import Tasks
 from polo.registry.uploads import upkeep
 from polo.registry.vault import KEY_FILE, LOG, Vault
 
@@ -77,6 +79,7 @@ def examine(
     yield from _folder(settings)
     yield from _room(settings)
     yield from _exposure(settings)
+    yield from _tasks(settings)
     vault = None
     for line in _key_file(settings):
         yield line
@@ -239,11 +242,9 @@ class _Patient:
             yield Line("jobs", OK, "none is stuck")
 
     def _queues(self, connection: Connection) -> Iterator[Line]:
-        try:
-            needed = {"cpu", *(offer.queue for offer in offers.load(self.settings.tasks).values())}
-        except PoloError as error:
-            yield Line("tasks", BAD, str(error), error.advice)
-            needed = {"cpu"}
+        needed = {"cpu"}
+        with suppress(PoloError):  # Told above.
+            needed |= {offer.queue for offer in offers.load(self.settings.tasks).values()}
         lacking = presence.unserved(connection, self.settings, self.now, needed)
         for queue in lacking:
             advice = f"polo registry worker --queue {queue.queue}, on a machine that has one."
@@ -330,6 +331,24 @@ def _room(settings: Settings) -> Iterator[Line]:
         yield Line("disk", WARNING, told, "Make room, or lower keep_days.")
     else:
         yield Line("disk", OK, told)
+
+
+def _tasks(settings: Settings) -> Iterator[Line]:
+    """What is offered and cannot be used; each task is built in a process of its own."""
+    try:
+        tasks = Tasks(settings.data, settings.tasks, tested=settings.verify_accuracy != "none")
+    except PoloError as error:
+        yield Line("tasks", BAD, str(error), error.advice)
+        return
+    fit = []
+    for name in sorted(tasks.offers):
+        if (trouble := tasks.trouble(name)) is None:
+            fit.append(name)
+        else:
+            advice = f"Nobody is enrolled for it. {trouble.advice} Or offer others: setting tasks."
+            yield Line("tasks", WARNING, str(trouble), advice)
+    if fit:
+        yield Line("tasks", OK, f"{', '.join(fit)} can be enrolled for")
 
 
 def _exposure(settings: Settings) -> Iterator[Line]:

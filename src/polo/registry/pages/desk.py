@@ -107,7 +107,7 @@ def _challenges(connection: Connection) -> list[PendingChallenge]:
 def _identities(connection: Connection) -> list[IdentityLine]:
     c = schema.identities.c
     query = select(c.id, c.name, c.role, c.registered, c.revoked)
-    query = query.order_by(c.registered.desc(), c.id).limit(MOST)
+    query = query.order_by(c.registered.desc(), c.id.desc()).limit(MOST)
     return [IdentityLine(*row) for row in connection.execute(query)]
 
 

@@ -41,13 +41,14 @@ class About(BaseModel):
 
 
 _BODY: dict[str, Any] = {
+    "security": callers.KNOWN,
     "requestBody": {
         "required": True,
         "content": {
             "application/json": {"schema": About.model_json_schema()},
             RAW: {"schema": {"type": "string", "format": "binary"}},
         },
-    }
+    },
 }
 
 

@@ -1,15 +1,19 @@
 """What only the task's own code can tell: run as a program, in a process of its own. torch.
 
-Reads a JSON object from standard input, `{"task": name, "bits": …, "options": {…}}`, and writes
-one to standard output: the terms (without level receipts), the layout, and what the task is.
+Reads a JSON object from standard input, `{"task": name, "bits": …, "options": {…}, "tested": …}`,
+and writes one to standard output: the terms (without level receipts), the layout, and what the task
+is. Where models of the task will be tested, its test data must be there.
 """
 
 import json
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from polo.errors import PoloError
+from polo.errors import PoloError, TaskError
 from polo.protocol.canonical import encode
+
+if TYPE_CHECKING:
+    from polo.tasks import Task
 
 
 def build(asked: dict[str, Any]) -> dict[str, Any]:
@@ -26,6 +30,8 @@ def build(asked: dict[str, Any]) -> dict[str, Any]:
         from polo.evidence.start import drawn
 
         drawn(task.build_model(), bytes(32))
+    if asked["tested"]:
+        check_data(task)
     levels = ["chain", "receipts", "uniqueness"]
     levels += ["progress"] * isinstance(task, HeldOut) + ["replay"] * isinstance(task, Trainable)
     columns: tuple[Record, ...] = getattr(task, "columns", ())
@@ -35,6 +41,33 @@ def build(asked: dict[str, Any]) -> dict[str, Any]:
         "levels": levels,
         "columns": [column.to_json() for column in columns],
     }
+
+
+class _ReachedError(BaseException):
+    """The test has its data: it was about to run the model on them."""
+
+
+def check_data(task: "Task") -> None:
+    """Refuse a task whose models cannot be tested here, for want of data, say.
+
+    The test is begun and stopped when it runs the model: a whole one may take minutes.
+    """
+    model = task.build_model()
+    for module in model.modules():  # Tests may run parts of it instead.
+        module.register_forward_pre_hook(_stop)
+    try:
+        task.evaluate(model)
+    except _ReachedError:
+        return
+    except PoloError:
+        raise
+    except Exception as error:
+        message = f"its models cannot be tested here: {type(error).__name__}: {error}"
+        raise TaskError(message) from error
+
+
+def _stop(*_: object) -> NoReturn:
+    raise _ReachedError
 
 
 def _option(value: Any) -> Any:

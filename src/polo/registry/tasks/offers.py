@@ -35,11 +35,12 @@ _NUMBERS = ("strength", "load", "embed", "verify", "budget", "margin", "noise_fr
 _SECONDS = ("fastest", "answer_within")
 _RECEIPTS = (*_SECONDS, "quorum", "keep")
 _PARTS = ("checkpoints", "replays")
-_KEYS = {
+KEYS = {
     *_WORDS, *_WHOLE, *_NUMBERS, *_SECONDS, *_PARTS,
     "bits", "noise", "carrier", "progress", "uniqueness", "history", "recipe", "quorum",
     "keep", "gpu",
 }  # fmt: skip
+"""What a task's table may have. docs/operate.md says what each means."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ class Offer:
             raise FormatError("is no table", place=f"tasks: {task}")
         for key, value in table.items():
             place = f"tasks: {task}.{key}"
-            if key not in _KEYS:
+            if key not in KEYS:
                 raise FormatError("there is no such option", place=place, advice=_advice())
             if not _fits(key, value):
                 raise FormatError(f"{value!r} is not what this option can be", place=place)
@@ -218,4 +219,4 @@ def _whole(value: Any) -> bool:
 
 
 def _advice() -> str:
-    return f"Options are {', '.join(sorted(_KEYS))}."
+    return f"Options are {', '.join(sorted(KEYS))}."

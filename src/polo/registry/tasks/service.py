@@ -35,7 +35,11 @@ FAILED_SECONDS = 60
 
 _WAIT = 0.5
 _OPERATOR = "Tell the registry's operator: only there can this be mended."
-_PACKAGES = f"{_OPERATOR} A task needs its packages on the registry's machine, digits torch."
+_NEEDS = (
+    f"{_OPERATOR} A task needs its packages on the registry's machine, digits torch, and the data "
+    "that models are tested on; polo registry doctor says more."
+)
+_DATA = "POLO_DATA"
 _building = threading.Lock()
 
 
@@ -64,10 +68,12 @@ class Tasks:
     Args:
         data: The registry's data folder.
         file: The operator's file of offers; empty for the usual ones.
+        tested: Whether models are tested here, so that the tasks' data must be there.
     """
 
-    def __init__(self, data: Path, file: str = "") -> None:
+    def __init__(self, data: Path, file: str = "", *, tested: bool = True) -> None:
         self._folder = data / "tasks"
+        self._tested = tested
         self.offers = offers.load(file)
         self._ready: dict[str, Offered] = {}
         self._failed: dict[str, tuple[float, errors.PoloError]] = {}
@@ -120,20 +126,32 @@ class Tasks:
         offer = self.offers.get(name)
         return offer.queue if offer else "cpu"
 
+    def trouble(self, name: str) -> errors.PoloError | None:
+        """Why an offered task cannot be used, in the task's own words; takes seconds, each time.
+
+        Nothing is read from files of before, and none is written: data may be gone by now.
+        """
+        try:
+            _build(self.offers[name], tested=self._tested, here=True)
+        except errors.PoloError as error:
+            return error
+        return None
+
     def _built(self, offer: Offer) -> bytes:
-        path = self._folder / f"{_key(offer)}.json"
+        path = self._folder / f"{_key(offer, self._tested)}.json"
         if path.is_file():
             return path.read_bytes()
-        built = _build(offer)
+        built = _build(offer, tested=self._tested)
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with atomic.replacing(path, mode=0o600) as file:
             file.write(built)
         return built
 
 
-def _key(offer: Offer) -> str:
-    """Names the file: the offer, and the versions of everything that decides what comes out."""
+def _key(offer: Offer, tested: bool) -> str:
+    """Names the file: the offer, and everything else that decides what comes out."""
     parts = [offer.key(), __version__.encode()]
+    parts += [os.environ.get(_DATA, "").encode()] if tested else []
     for entry in importlib.metadata.entry_points(group=GROUP):
         if entry.name == offer.task:
             version = entry.dist.version if entry.dist else ""
@@ -141,8 +159,20 @@ def _key(offer: Offer) -> str:
     return hashlib.sha256(b"\x00".join(parts)).hexdigest()[:32]
 
 
-def _build(offer: Offer) -> bytes:
-    asked = {"task": offer.task, "bits": offer.bits.usual, "options": dict(offer.options)}
+def _build(offer: Offer, *, tested: bool, here: bool = False) -> bytes:
+    """What the building process answers.
+
+    Args:
+        offer: The offer.
+        tested: Whether the data must be there.
+        here: Whether whoever reads an error can mend it, at this machine.
+    """
+    asked = {
+        "task": offer.task,
+        "bits": offer.bits.usual,
+        "options": dict(offer.options),
+        "tested": tested,
+    }
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     try:
         done = subprocess.run(
@@ -161,19 +191,20 @@ def _build(offer: Offer) -> bytes:
         last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2][:300]
         raise errors.TaskError(f"cannot be built: {last}", place=f"task {offer.task}")
     if done.returncode:
-        raise _error(json.loads(written), offer)
+        raise _error(json.loads(written), offer, here)
     return written
 
 
-def _error(told: dict[str, Any], offer: Offer) -> errors.PoloError:
+def _error(told: dict[str, Any], offer: Offer, here: bool) -> errors.PoloError:
     """The error that the building process met, as this one raises it."""
     kind = getattr(errors, told.get("kind", ""), errors.TaskError)
     # The task's own advice is for whoever has it on the same machine.
     lacking = issubclass(kind, (errors.TaskError, errors.MissingError))
+    elsewhere = _NEEDS if lacking else _OPERATOR
     error: errors.PoloError = kind(
         told.get("error", ""),
         place=f"task {offer.task} of this registry",
-        advice=_PACKAGES if lacking else _OPERATOR,
+        advice=told.get("advice", "") if here else elsewhere,
     )
     return error
 
