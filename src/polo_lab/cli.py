@@ -35,7 +35,7 @@ def list_(*, results: Results = lines.FOLDER) -> None:
         experiment = catalogue.find(name)
         known = lines.read(lines.path_of(experiment.lines, results)).lines
         done = {line.key for line in known if line.ended != lines.CRASHED}
-        units = [lines.key_of(unit) for unit in experiment.units(False)]
+        units = [lines.key_of(unit) for unit in experiment.units_of(False, results)]
         needs = f" (needs {experiment.needs})" if experiment.needs else ""
         count = f"{sum(key in done for key in units)} of {len(units)} runs"
         print(f"{name:18} {count:18} {experiment.title}{needs}")
@@ -68,7 +68,8 @@ def run(
         Processes of one thread each; 0 for none but this one. Where they are more than there are
         benches, runs that could share one are spread over several.
     minutes
-        Begin nothing after so many minutes; the same command takes up what is left.
+        Begin nothing after so many minutes; leave room for the longest run, which is not stopped.
+        The same command takes up what is left.
     results
         Folder of recorded lines.
     """

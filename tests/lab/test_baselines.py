@@ -47,6 +47,26 @@ def test_an_honest_trajectory_is_accepted(vanilla):
     assert some.figures["segments"] == JOB.epochs
 
 
+def test_adam_is_run_again_to_the_bit(tmp_path):
+    job = Job.of({**SETTINGS, "epochs": 1, "optimizer": "adamw", "rate": 1e-3, "decay": 0.01})
+    made = pol_hash.prove(job, tmp_path / "hash")
+    found = pol_hash.verify(made.path, job, made.head)
+    assert found.accepted, found.reasons
+    proved = pol_vanilla.prove(job, tmp_path / "vanilla")
+    assert pol_vanilla.verify(proved.path, job, pol_vanilla.Options(0, TINY)).accepted
+
+
+@pytest.mark.parametrize(("name", "kind"), [("sgd", torch.optim.SGD), ("adamw", torch.optim.AdamW)])
+def test_who_fine_tunes_has_the_jobs_optimizer_at_a_steady_part_of_its_rate(name, kind):
+    job = Job.of({**SETTINGS, "optimizer": name, "schedule": "linear", "rise": 0.5})
+    for decay, wanted in ((None, job.decay), (0.0, 0.0)):
+        optimizer = job.tuner(torch.nn.Linear(2, 2), 0.1, decay=decay)
+        assert type(optimizer) is kind
+        [group] = optimizer.param_groups
+        assert group["lr"] == pytest.approx(0.1 * job.rate)
+        assert group["weight_decay"] == wanted
+
+
 def test_thresholds_allow_for_another_machine_and_no_more(vanilla):
     """Here repetitions are the same; elsewhere they drift, and by far less than a step."""
     here = pol_vanilla.verify(vanilla.path, JOB).figures["thresholds"]

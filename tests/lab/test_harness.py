@@ -1,16 +1,22 @@
 """The harness: what is run, recorded, resumed and repeated; the command; tables and figures."""
 
+import importlib.metadata
 import json
 import os
+import subprocess
+import sys
+import threading
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import polo
 from polo.errors import CapacityError, MissingError, PoloError
 from polo_lab.cli import answer
-from polo_lab.experiments import canvas, catalogue, harness, lines, machine, pool
+from polo_lab.experiments import canvas, catalogue, harness, lines, machine, pool, sharing
 from polo_lab.experiments.chart import Chart, Series
 from polo_lab.experiments.experiment import Bench, Experiment, Measured
 from polo_lab.experiments.harness import Asked
@@ -59,7 +65,13 @@ class Sums:
 
 
 @pytest.fixture
-def sums(monkeypatch: pytest.MonkeyPatch) -> Sums:
+def alone(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of other tests do not count."""
+    monkeypatch.setattr(sharing, "FOLDER", tmp_path_factory.mktemp("running"))
+
+
+@pytest.fixture
+def sums(monkeypatch: pytest.MonkeyPatch, alone: None) -> Sums:
     made = Sums()
     own = Experiment(
         "sums", "sums", made.units, made.measure, made.tables, made.charts, group=("group",)
@@ -245,6 +257,44 @@ def test_runs_that_shared_the_machine_say_so(
     assert ["2 processes" in told for told in origins(recording)] == [False, True]
 
 
+def test_runs_of_other_calls_count(sums: Sums, tmp_path: Path) -> None:
+    with sharing.counted():
+        run(tmp_path, only={"seed": "0"})
+    run(tmp_path, only={"seed": "3"})
+    assert [line.workers for line in lines.read(tmp_path / "sums.jsonl").lines] == [2, 0]
+
+
+def test_whoever_begins_later_counts_and_the_dead_do_not(alone: None) -> None:
+    (sharing.FOLDER / "123-dead").write_text("9\n")
+    with sharing.counted() as first:
+        assert first() == 1
+        with sharing.counted() as second:
+            assert (first(), second()) == (2, 2)
+        with sharing.counted() as third:
+            assert third() == 2
+        assert first() == 2, "never three at the same time"
+    assert [path.name for path in sharing.FOLDER.iterdir()] == ["123-dead"]
+
+
+def test_only_neighbours_share_a_bench_where_the_order_counts() -> None:
+    units = [{"group": group, "seed": seed} for seed, group in enumerate("aabba")]
+    own = Experiment("x", "", lambda _: units, None, None, group=("group",))  # type: ignore[arg-type]
+    assert [len(group) for group in harness._grouped(own, units)] == [3, 2]
+    ordered = replace(own, ordered=True)
+    assert [len(group) for group in harness._grouped(ordered, units)] == [2, 2, 1]
+
+
+def test_the_checkouts_own_version_is_known_without_installing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def missing(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    assert machine._version("polo-proof") == polo.__version__
+    assert machine._version("torch") == "not installed"
+
+
 def test_a_value_with_a_comma_can_be_chosen() -> None:
     chosen = harness.chosen(catalogue.find("comparison"), Asked(only={"method": "polo, chain"}))
     assert {unit["method"] for unit in chosen} == {"polo, chain"}
@@ -330,9 +380,22 @@ def test_who_stops_it_is_told_that_nothing_is_lost(
 
 def test_a_process_that_is_killed_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setattr(pool, "_prepare", os.getpid)
+    monkeypatch.setattr(pool, "_prepare", os.getpgid)
     with pytest.raises(PoloError, match="a process was killed"):
         list(pool.measured(os._exit, [3, 3], workers=1, deadline=float("inf")))
+
+
+def test_processes_end_with_whoever_handed_out_the_work(wait_for: Callable[..., None]) -> None:
+    code = (
+        "import time; from polo_lab.experiments import pool\n"
+        "list(pool.measured(time.sleep, [99, 99], workers=2, deadline=float('inf')))"
+    )
+    with subprocess.Popen([sys.executable, "-c", code]) as parent:
+        children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
+        wait_for(lambda: len(children.read_text().split()) == 3)
+        orphans = [Path(f"/proc/{one}") for one in children.read_text().split()]
+        parent.kill()
+    wait_for(lambda: not any(one.exists() for one in orphans))
 
 
 def test_an_unknown_experiment_is_named(capsys: pytest.CaptureFixture[str]) -> None:
@@ -392,6 +455,25 @@ def test_the_command_is_recorded_without_places(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("sys.argv", asked)
     told = "polo-lab run fidelity --only pair=resnet18/cifar10 --results here"
     assert machine.command() == told
+
+
+def test_a_line_of_another_call_is_not_lost_to_one_that_tidies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, read = tmp_path / "a.jsonl", lines.read
+    lines.add(path, Line("a", {"seed": 1}, lines.DONE))
+    other = threading.Thread(target=lines.add, args=(path, Line("a", {"seed": 2}, lines.DONE)))
+
+    def slow(place: Path) -> Recording:
+        found = read(place)
+        other.start()
+        other.join(0.2)
+        return found
+
+    monkeypatch.setattr(lines, "read", slow)
+    lines.tidy(path, [])
+    other.join()
+    assert [line.settings["seed"] for line in read(path).lines] == [1, 2]
 
 
 def test_lines_are_values(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import lzma
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,11 +16,13 @@ from polo.errors import FormatError, MissingError
 from polo.tasks import Task
 from polo.tasks.training import HeldOut, Trainable
 from polo_lab.data import text
-from polo_lab.experiments import llm, llm_report
+from polo_lab.experiments import lines, llm, llm_report
 from polo_lab.experiments.experiment import Bench
 from polo_lab.experiments.lines import DONE, Line, Recording
 from polo_lab.models import smollm
-from polo_lab.tasks.lora import WINDOW, SmolLMChat, SmolLMWikiText
+from polo_lab.models.shapes import SHAPES, shaped_model, skeleton
+from polo_lab.tasks.lora import WINDOW, SmolLMChat, SmolLMWikiText, adapted
+from polo_lab.tasks.shaped import ShapedLM
 
 PROSE = (
     "The river rises in the hills above the town and runs south through farmland to the sea. In "
@@ -40,8 +43,8 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         [{"sender": "a", "text": " ".join(map(str, row))} for row in talk]
         for talk in generator.integers(0, 100, (40, 3, 12))
     ]
-    lines = "\n".join(json.dumps({"turns": talk}) for talk in turns)
-    (tmp_path / "chitchat_byu.jsonl").write_text(lines)
+    packed = "\n".join(json.dumps({"turns": talk}) for talk in turns)
+    (tmp_path / "chitchat_byu.jsonl").write_text(packed)
     monkeypatch.setenv("POLO_DATA", str(tmp_path))
     monkeypatch.setattr(text, "_DIGESTS", {})
     return tmp_path
@@ -185,9 +188,62 @@ def test_without_the_package_it_is_said_what_to_do(monkeypatch: pytest.MonkeyPat
         smollm.gguf_path()
 
 
+def test_a_model_in_bfloat16_has_no_other_form() -> None:
+    named = {"finding": "claim", "log2_p": -99.0, "eta": 0.9}
+    settings = llm._settings("8b", "letters", "ednn", 512, llm.LARGE["8b"])
+    figures = {
+        "verdict": "accepted", "merged": {"bfloat16": named}, "stranger": {}, "accuracy": [0.1],
+        "eta": [1.0], "sealed": 4, "proof_bytes": 10, "loss": 3.0, "start": 0.0,
+    }  # fmt: skip
+    times = dict.fromkeys(llm._TIMINGS, 1.0)
+    line = Line("llm", settings, DONE, figures, times)
+    assert not llm.wrong(line)
+    [first, *_] = llm_report.tables(Recording([line]))
+    cells = dict(zip(first.head, first.rows[0], strict=True))
+    assert (cells["η, merged"], cells["η, bf16"], cells["log2 p"]) == ("–", "0.900", "-99")
+    assert (cells["owner named"], cells["stranger named"]) == ("1 of 1", "–")
+    assert "random weights in the shape of Llama-3.1-8B" in first.words
+
+
+def test_lines_that_are_recorded_keep_their_settings() -> None:
+    known = {line.key for line in lines.read(lines.path_of("llm", lines.FOLDER)).lines}
+    assert known <= {lines.key_of(unit) for unit in llm.units(False)}
+
+
+@pytest.mark.parametrize("package", ["peft", "transformers"])
+def test_without_a_package_for_adapters_it_is_said_what_to_do(
+    package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingError, match=package) as caught:
+        ShapedLM("tiny").build_model()
+    assert f"polo-proof[{package}]" in caught.value.diagnostics()
+
+
+@pytest.mark.parametrize(("shape", "weights"), [("1.3b", 1_317_277_696), ("8b", 8_030_261_248)])
+def test_shapes_have_as_many_weights_as_they_say(shape: str, weights: int) -> None:
+    """GPT-Neo-1.3B has 1,315,575,808 weights, Llama-3.1-8B has 8,030,261,248."""
+    model, _ = skeleton(shape)
+    assert sum(parameter.numel() for parameter in model.parameters()) == weights
+    assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
+
+
+def test_a_shape_whose_head_is_tied_has_one_tensor_for_both(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(SHAPES, "tied", {**SHAPES["tiny"], "tie_word_embeddings": True})
+    model: Any = shaped_model("tied")
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    other: Any = shaped_model("tiny")
+    assert other.lm_head.weight is not other.model.embed_tokens.weight
+    view = adapted(model)
+    assert torch.isfinite(view(input_ids=torch.zeros(1, 4, dtype=torch.long)).logits).all()
+
+
 def test_recorded_runs_become_tables() -> None:
     found = {"finding": "claim", "log2_p": -100.0, "eta": 0.9}
     times = {"training": 0.5, "pressing": 0.01, "sealing": 1.0, "verifying": 2.0, "replaying": 30.0}
+    times |= {"reading": 0.25, "hashing": 1.5}
     plain = {"start": 0.24, "accuracy": [0.27], "loss": 3.5, "sealed": 0}
     marked = {**plain, "sealed": 2, "accuracy": [0.25, 0.26], "eta": [1.0, 0.99]}
     marked |= {"merged": {"float32": found, "bfloat16": found}, "proof_bytes": 1_000_000}
@@ -206,7 +262,9 @@ def test_recorded_runs_become_tables() -> None:
     assert "| 8b | letters | signed | 512 | 2 | 0.2600 | -1.0 points | 0.990 | 0.900 |" in text
     assert "2 of 2 | no |" in text
     assert "random weights in the shape of Llama-3.1-8B" in text
-    assert "| 8b | letters | full replay | – | 3.5000 | – | 30.00 s | – | 30.00 s |" in text
-    assert "| 8b | letters | signed | 512 | 3.5000 | 66.7 % | 33.00 s | 3.60 s | 2.00 s |" in text
+    assert (
+        "| 8b | letters | full replay | – | 3.5000 | 60 | 1 | 30.00 s | – | 30.00 s | – |" in text
+    )
+    assert "| 512 | 3.5000 | 60 | 1 | 33.00 s | 3.60 s | 2.00 s | 0.25 s | 1.50 s |" in text
     assert "| LLaMA-3.1-8B | allenai/wildchat | polo | 512 | 1.1951 | 37.5 % | 81.18 min |" in text
     assert list(llm_report.sections(Recording())) == []

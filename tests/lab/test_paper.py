@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from polo_lab.experiments import catalogue, lines
+from polo.errors import CapacityError
+from polo_lab.baselines.job import Job
+from polo_lab.experiments import catalogue, experiment, harness, lines, machine
 from polo_lab.experiments.experiment import Bench
 from polo_lab.experiments.lines import DONE, Line, Recording
 from polo_lab.experiments.paper import (
@@ -13,19 +15,25 @@ from polo_lab.experiments.paper import (
     cost,
     eta_ver,
     fidelity,
+    findings,
+    forgery,
     page,
     published,
+    subject,
     sweeps,
+    targets,
     timing,
 )
-from polo_lab.experiments.paper.pairs import GRID, HEADLINE, LONG, PAIRS
+from polo_lab.experiments.paper.pairs import GRID, HEADLINE, LONG, PAIRS, QUICK
+from polo_lab.experiments.paper.subject import Subject
 
 ROW = {
-    "data": "CIFAR-10", "weights": 11_173_962, "plain_accuracy": 0.95, "accuracy": 0.948,
-    "shards": 100, "shard_rate": 1.0, "reached": [0.9, 0.8], "sealed": [1.0], "accepted": True,
+    "data": "CIFAR-10", "weights": 11_173_962, "accuracy": 0.948, "shards": 100, "shard_rate": 1.0,
+    "reached": [0.9, 0.8], "sealed": [1.0], "accepted": True, "compiled": "reduce-overhead",
+    "problem": "",
 }  # fmt: skip
 TIMES = {
-    "plain": 200.0, "test": 0.1, "training": 210.0, "embedding": 4.0, "sealing": 5.0,
+    "test": 0.1, "training": 210.0, "embedding": 4.0, "sealing": 5.0, "tests": 10.0,
     "verify_none": 3.0, "verify_sample": 4.0, "verify_all": 12.0,
 }  # fmt: skip
 
@@ -33,6 +41,25 @@ TIMES = {
 def fidelity_line(**changes: object) -> Line:
     settings = {"pair": HEADLINE, "scheme": "riga", "bits": 2048, "epochs": LONG, "seed": 0}
     return Line("fidelity", settings, DONE, {**ROW, **changes}, TIMES)
+
+
+def plain_line(accuracy: float = 0.95, **changes: object) -> Line:
+    settings = {"pair": HEADLINE, "scheme": "none", "bits": 0, "epochs": LONG, "seed": 0}
+    times = {"training": 200.0, "test": 0.1}
+    return Line("fidelity", settings, DONE, {**ROW, "accuracy": accuracy, **changes}, times)
+
+
+def found_with(**recordings: Recording) -> dict[str, Recording]:
+    named = {name.replace("_", "-"): recording for name, recording in recordings.items()}
+    return {name: Recording() for name in page.NAMES} | named
+
+
+def told(**recordings: Recording) -> str:
+    return "\n".join(findings.of_ours(found_with(**recordings)))
+
+
+def aimed(**recordings: Recording) -> list[str]:
+    return list(targets.of_ours(found_with(**recordings)))
 
 
 def test_all_cells_of_the_paper_are_kept() -> None:
@@ -65,15 +92,21 @@ def test_the_headline_comes_first() -> None:
     for name in ("fidelity", "timing"):
         first = next(iter(catalogue.find(name).units(False)))
         assert (first["pair"], first["epochs"]) == (HEADLINE, LONG)
-    units = list(fidelity.units(False))
-    assert len({lines.key_of(unit) for unit in units}) == len(units)
+    for name in ("fidelity", "timing"):
+        units = list(catalogue.find(name).units(False))
+        assert len({lines.key_of(unit) for unit in units}) == len(units)
+        groups = harness._grouped(catalogue.find(name), units)
+        sizes = [max(unit["bits"] for unit in group) for group in groups]
+        assert sizes == sorted(sizes, reverse=True), "the largest size of all pairs comes first"
 
 
 def test_ours_stands_beside_the_papers() -> None:
-    [table, _] = fidelity.tables(Recording([fidelity_line()]))
+    [table, _] = fidelity.tables(Recording([plain_line(), fidelity_line()]))
     [row] = table.rows
     cells = dict(zip(table.head, row, strict=True))
     assert cells["less plain"] == "-0.2"
+    assert cells["of plain"] == "1.00 ×", "tests of shards are no part of it"
+    assert cells["bare tests"] == "10 s"
     assert cells["the paper's |s|"] == "37.6 %"
     assert cells["of bare tests"] == "1.20 ×"
     assert cells["η by training alone"] == "85.0 %"
@@ -89,55 +122,228 @@ def test_what_does_not_hold_in_the_paper_is_said() -> None:
     assert told.count("shards in") == 1
 
 
+def test_times_are_compared_with_those_of_as_busy_a_machine() -> None:
+    shared = replace(fidelity_line(), workers=4)
+    [table, _] = fidelity.tables(Recording([plain_line(), shared]))
+    cells = dict(zip(table.head, table.rows[0], strict=True))
+    assert (cells["less plain"], cells["of plain"]) == ("-0.2", "–")
+    [table, _] = fidelity.tables(Recording([fidelity_line()]))
+    cells = dict(zip(table.head, table.rows[0], strict=True))
+    assert (cells["less plain"], cells["of plain"]) == ("–", "–")
+
+
+def test_its_text_and_its_table_of_language_models_differ() -> None:
+    said = "\n".join(claims.of_the_paper())
+    assert "DialoGPT-medium-345M its text says 4.31 and 3.67 minutes of proof generation" in said
+    assert "its table 0.63 and 0.67" in said
+    assert "says 85.33 minutes of verification by replay, and its table 14.77" in said
+    assert "LLaMA" not in said, "what agrees is not named"
+
+
 def test_what_is_missed_is_said() -> None:
-    found = {name: Recording() for name in page.NAMES}
-    assert list(claims.of_ours(found)) == []
+    assert told() == ""
     lost = fidelity_line(accuracy=0.93)
     crashed = replace(lost, settings={**lost.settings, "seed": 1}, ended=lines.CRASHED, note="oh")
-    found["fidelity"] = Recording([lost, crashed])
-    told = "\n".join(claims.of_ours(found))
-    assert "at most half a point below plain training in 0 of 1 rows" in told
-    assert "2.0 points are lost" in told
-    assert "crashed. oh" in told
-    assert "at most 2% of training in 1 of 1 rows" in told
+    said = told(fidelity=Recording([plain_line(), lost, crashed]))
+    assert "at most half a point below plain training in 0 of 1 rows" in said
+    assert "2.0 points are lost" in said
+    assert "crashed. oh" in said
+    assert "at most 2% of training in 1;" in said
+
+
+def test_a_run_that_could_not_be_compiled_is_seen() -> None:
+    eager = fidelity_line(compiled="", problem="RuntimeError: no compiler\nmore")
+    recording = Recording([plain_line(), eager])
+    assert "in 1 of 2 runs of fidelity" in told(fidelity=recording)
+    assert told(fidelity=recording).endswith("RuntimeError: no compiler")
+    [table, _] = fidelity.tables(recording)
+    assert dict(zip(table.head, table.rows[0], strict=True))["compiled"] == "no"
 
 
 def test_what_two_experiments_show_is_said_once() -> None:
-    found = {name: Recording() for name in page.NAMES}
-    crashed = Line("ofa-wma", {"seed": 0}, lines.CRASHED, note="oh")
-    found["ofa-wma"] = found["attack-curves"] = Recording([crashed])
-    assert list(claims.of_ours(found)) == ["ofa-wma, seed=0: crashed. oh"]
+    crashed = Recording([Line("ofa-wma", {"seed": 0}, lines.CRASHED, note="oh")])
+    assert told(ofa_wma=crashed, attack_curves=crashed) == "ofa-wma, seed=0: crashed. oh"
 
 
 def test_nothing_is_said_that_lines_do_not_show() -> None:
-    found = {name: Recording() for name in page.NAMES}
-    found["fidelity"] = Recording([fidelity_line(shard_rate=0.4)])
-    assert "do not come out" not in "\n".join(claims.of_ours(found))
+    assert "do not come out" not in told(fidelity=Recording([fidelity_line(shard_rate=0.4)]))
     row = {
         "attack": "wma-least", "thief_accepted": True, "owner_first": False,
         "claim": {"claimed": True}, "honest_accuracy": 0.9, "accuracy_last": 0.85,
         "attack_seconds": 1.0, "honest_seconds": 2.0,
     }  # fmt: skip
-    found = {name: Recording() for name in page.NAMES}
-    found["ofa-wma"] = Recording([Line("ofa-wma", {"seed": 0}, DONE, row)])
-    told = "\n".join(claims.of_ours(found))
-    assert "at 5.0 points of accuracy at most" in told
-    assert "names the owner first in 0 of 1" in told
+    said = told(ofa_wma=Recording([Line("ofa-wma", {"seed": 0}, DONE, row)]))
+    assert "at 5.0 points of accuracy at most" in said
+    assert "names the owner first in 0 of 1" in said
+
+
+def test_ticks_that_do_not_reproduce_are_named() -> None:
+    held, lost = {"held": True, "why": "accepted: none"}, {"held": False, "why": "accepted: x"}
+    recording = Recording(
+        [
+            Line("comparison", {"method": f"polo, {levels}"}, DONE, {"properties": own})
+            for levels, own in (
+                ("chain", {"reconstruction": lost, "no-data": held, "generation": lost}),
+                ("all levels", {"reconstruction": held}),
+            )
+        ]
+    )
+    said = told(comparison=recording)
+    assert "polo, chain: the paper's ticks do not reproduce: a way back from a finished" in said
+    assert "the chain alone does not reject reconstruction." in said
+    assert "progress and replay beside it reject reconstruction, at" in said
+    assert "no training data" not in said, "what agrees is not named"
+    assert "tenth of training" not in said, "times of small models say nothing"
+
+
+def test_sweeps_are_held_against_what_the_paper_says() -> None:
+    def swept(name: str, setting: str, rates: dict[float, float]) -> Recording:
+        return Recording(
+            [
+                Line(name, {"pair": HEADLINE, setting: at}, DONE, {"shard_rate": rate})
+                for at, rate in rates.items()
+            ]
+        )
+
+    said = told(learning_rate=swept("learning-rate", "rate", {0.1: 0.5, 0.01: 0.2, 0.2: 0.9}))
+    assert "that more raises |s| comes out: 20% at 0.01, 50% at 0.1, 90% at 0.2" in said
+    said = told(eta_g=swept("eta-g", "eta_g", {0.85: 0.5, 0.99: 0.7}))
+    assert "that more lowers |s| does not come out" in said
+    assert told(eta_g=swept("eta-g", "eta_g", {0.85: 0.5})) == ""
+
+
+def test_what_recorded_runs_show_is_said() -> None:
+    recorded = {name: page._read(name, lines.FOLDER) for name in page.NAMES}
+    said = "\n".join(findings.of_ours(recorded))
+    for part in ("polo, chain: the paper's ticks", "eta-ver: no threshold", "llm, smollm2-135m"):
+        assert part in said
+
+
+def test_aims_of_the_headline_are_answered() -> None:
+    assert aimed() == []
+    recording = Recording([plain_line(0.9512), fidelity_line()])
+    plain, marks, whole = aimed(fidelity=recording)
+    assert "reaches 94.5% in 100 epochs: yes, 95.12%" in plain
+    assert "at most 2% of generation: yes, 1.43% (3.00 s of 210.0 s)" in marks
+    assert (
+        "at most 1.3 times the bare tests: yes, 1.20 times (12.00 s; bare tests 10.00 s)" in whole
+    )
+    [plain] = aimed(fidelity=Recording([plain_line(0.94), replace(fidelity_line(), workers=2)]))
+    assert "no, 94.00%" in plain
+    short = replace(fidelity_line(), settings={**fidelity_line().settings, "epochs": 20})
+    assert aimed(fidelity=Recording([short])) == []
+
+
+def timing_line(method: str, bits: int, times: dict[str, float], **more: object) -> Line:
+    settings = {
+        "pair": HEADLINE, "method": method, "bits": bits, "scheme": "ednn" if bits else "none",
+        "epochs": LONG, "seed": 0, **more,
+    }  # fmt: skip
+    return Line("timing", settings, DONE, {"data": "CIFAR-10"}, times)
 
 
 def test_speed_against_replay_is_taken_from_the_lines() -> None:
-    settings = {"pair": HEADLINE, "bits": 0, "scheme": "none", "epochs": LONG, "seed": 0}
-    lines_ = [
-        Line("timing", {**settings, "method": "pol-vanilla"}, DONE, {}, {"verify_all": 200.0}),
-        Line(
-            "timing", {**settings, "method": "polo", "bits": 2048}, DONE, {},
-            {"verify_all": 10.0, "verify_sampled": 5.0},
-        ),
-    ]  # fmt: skip
-    found = {name: Recording() for name in page.NAMES} | {"timing": Recording(lines_)}
-    [told] = claims.of_ours(found)
-    assert "takes 20.0 times as long" in told
-    assert "40.0 times" in told
+    full = timing_line("pol-vanilla", 0, {"verify_all": 200.0}, part="full")
+    own = timing_line("polo", 2048, {"verify_all": 10.0, "verify_sampled": 5.0})
+    [said] = aimed(timing=Recording([full, own]))
+    assert "at least 15 times as fast as full replay, which takes 200.0 s: yes, 20.0 times" in said
+    assert "at least 50 times: no, 40.0 times" in said
+    both = aimed(timing=Recording([full]), fidelity=Recording([fidelity_line()]))
+    assert "riga, 2048 bits: verifying all shards" in both[-1], "every scheme of the headline"
+    assert aimed(timing=Recording([own])) == []
+    assert aimed(timing=Recording([replace(full, workers=3), own])) == []
+
+
+def test_parts_of_a_run_become_one_row() -> None:
+    took = {"proving_training": 90.0, "proving_hashing": 10.0}
+    parts = Recording(
+        [
+            timing_line("pol-hash", 0, took, part="proving"),
+            replace(timing_line("pol-hash", 0, {"verify_all": 95.0}, part="full"), workers=2),
+        ]
+    )
+    [table, cited] = timing.tables(parts)
+    [row] = table.rows
+    cells = dict(zip(table.head, row, strict=True))
+    assert (cells["training + proof"], cells["verified in full"]) == ("100 s", "95 s")
+    assert (cells["sampled"], cells["at once"]) == ("–", "2")
+    assert cited.rows
+
+
+@pytest.mark.parametrize("method", timing.REPLAYED)
+def test_a_long_run_is_taken_up_by_another_call(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(experiment, "KEPT", tmp_path / "kept")
+    monkeypatch.setattr(timing, "LONG", 1)
+    unit = {"pair": QUICK, "method": method, "bits": 0, "scheme": "none", "epochs": 1, "seed": 0}
+    made = {}
+    for part in ("proving", "full", "sampled"):
+        bench = Bench(tmp_path / part)
+        made[part] = timing.measure({**unit, "part": part}, bench)
+        assert bool(list((tmp_path / "kept").iterdir())) is (part != "sampled")
+    assert made["proving"].timings["proving_training"] > 0
+    for part, name in (("full", "verify_all"), ("sampled", "verify_sampled")):
+        assert made[part].figures[name]["accepted"]
+        assert made[part].timings[name] > 0
+    again = timing.measure({**unit, "part": "full"}, Bench(tmp_path))
+    assert again.figures["verify_all"]["accepted"], "what is gone is made anew"
+
+
+def test_plain_training_is_not_repeated_where_it_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"pair": QUICK, "scheme": "none", "bits": 0, "epochs": 1, "seed": 0}
+    known = Line("fidelity", settings, DONE, {"accuracy": 0.5}, machine=machine.describe())
+    lines.add(tmp_path / "fidelity.jsonl", known)
+    trained: list[Subject] = []
+
+    def train(own: Subject) -> None:
+        trained.append(own)
+        raise CapacityError("trained")
+
+    monkeypatch.setattr(subject, "train_plain", train)
+    bench, own = Bench(tmp_path, results=tmp_path), Subject.of(settings)
+    assert subject.plain_accuracy({**settings, "scheme": "riga"}, own, bench) == 0.5
+    assert not trained
+    for other in ({"seed": 1}, {"epochs": 2}, {"rate": 0.5}):
+        with pytest.raises(CapacityError):
+            subject.plain_accuracy({**settings, **other}, own, bench)
+
+
+def test_a_bare_test_is_that_of_a_model_built_anew() -> None:
+    own = Subject.of({"pair": QUICK, "epochs": 1, "seed": 0})
+    passes = subject.bare_tests(own, own.start())
+    assert len(passes) == 5
+    assert min(passes) > 0
+
+
+def test_texts_are_trained_with_the_optimizer_that_learns_them() -> None:
+    for name in GRID:
+        job, course = Job.of(PAIRS[name].job(1, 0)), PAIRS[name].task.course
+        assert (job.optimizer, job.decay) == (course.optimizer, course.decay)
+    assert Job.of(PAIRS["minibert/agnews"].job(1, 0)).optimizer == "adamw"
+
+
+def test_curves_are_of_the_largest_size() -> None:
+    stage = {
+        "shard": 1, "accuracy_before": 0.9, "accuracy": 0.8, "owner_eta": 1.0, "thief_eta": 1.0,
+        "seconds": 1.0,
+    }  # fmt: skip
+    settings = {"pair": HEADLINE, "attack": "wma", "epochs": 1, "seed": 0}
+    figures = {"stages": [stage], "honest_accuracies": [0.9]}
+    recording = Recording(
+        [Line("ofa-wma", {**settings, "bits": bits}, DONE, figures) for bits in (2048, 512)]
+    )
+    [table] = forgery.curve_tables(recording)
+    assert [row[1] for row in table.rows] == ["2048"]
+    assert len(forgery.charts(recording)) == 1
+
+
+def test_what_is_cited_is_on_the_page_before_anything_was_timed(tmp_path: Path) -> None:
+    text = "\n".join(page.sections(tmp_path))
+    assert "Zero-knowledge proof of training, cited" in text
+    assert "### What was aimed at" not in text
 
 
 def test_an_honest_proof_that_is_refused_is_wrong() -> None:
@@ -168,14 +374,16 @@ def test_thresholds_that_tell_nothing_apart_are_said_to() -> None:
     assert "0 of 2 forged marks pass it, and 1 read as well" in table.words
 
 
-def test_cost_is_priced_from_recorded_seconds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lines, "FOLDER", tmp_path)
+def test_cost_is_priced_from_recorded_seconds(tmp_path: Path) -> None:
     gpu = {"gpu": "NVIDIA H200", "packages": {}}
-    lines.add(tmp_path / "fidelity.jsonl", replace(fidelity_line(), machine=gpu))
-    [unit] = cost.units(False)
-    made = cost.measure(unit, Bench(tmp_path))
+    shared = replace(fidelity_line(), workers=2, settings={**fidelity_line().settings, "seed": 1})
+    for line in (plain_line(), fidelity_line(), shared):
+        lines.add(tmp_path / "fidelity.jsonl", replace(line, machine=gpu))
+    units = list(catalogue.find("cost").units_of(False, tmp_path))
+    assert len(units) == 2, "one of a machine that was shared has no price"
+    bench = Bench(tmp_path, results=tmp_path)
+    plain, made = (cost.measure(unit, bench) for unit in units)
+    assert plain.figures["usd"] == {"plain": pytest.approx(200 * 3.5 / 3600)}
     assert made.figures["usd"]["training"] == pytest.approx(210 * 3.5 / 3600)
-    [table] = cost.tables(Recording([Line("cost", unit, DONE, made.figures, made.timings)]))
+    [table] = cost.tables(Recording([Line("cost", units[1], DONE, made.figures, made.timings)]))
     assert "0.639 USD an hour" in table.words

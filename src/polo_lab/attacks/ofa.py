@@ -67,9 +67,7 @@ def attack(victim: Victim, how: Attack, folder: Path) -> dict[str, Any]:
     """
     job, rounds = victim.job, how.rounds or rounds_for(how.setting.bits)
     model = copy.deepcopy(victim.made.model)
-    optimizer = torch.optim.SGD(
-        model.parameters(), lr=how.rate * job.rate, momentum=job.momentum, weight_decay=job.decay
-    )
+    optimizer = job.tuner(model, how.rate)
     store, terms = folder / "proof", how.setting.terms(job.lab_task)
     issuer = victim.made.issuer
     with (

@@ -157,10 +157,7 @@ class _Taker:
         return stage
 
     def _optimizer(self) -> torch.optim.Optimizer:
-        job = self._victim.job
-        return torch.optim.SGD(
-            self.model.parameters(), lr=self._how.rate * job.rate, momentum=job.momentum
-        )
+        return self._victim.job.tuner(self.model, self._how.rate, decay=0.0)
 
     def _hooked(self, optimizer: torch.optim.Optimizer, marking: Embedder) -> StepHook:
         pull = Pull([p for p in self.model.parameters() if p.requires_grad], self._how.blind)

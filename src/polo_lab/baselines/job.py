@@ -42,6 +42,7 @@ class Job:
         epochs: Passes over the data.
         batch: Samples per step.
         rate: The highest learning rate.
+        optimizer: `sgd`, `adam` or `adamw`.
         momentum: Of SGD.
         decay: Weight decay.
         schedule: How the rate falls: `constant`, `cosine` or `linear`.
@@ -56,6 +57,7 @@ class Job:
     epochs: int = 4
     batch: int = 64
     rate: float = 0.03
+    optimizer: str = "sgd"
     momentum: float = 0.9
     decay: float = 5e-4
     schedule: str = "cosine"
@@ -128,6 +130,7 @@ class Job:
             samples=self.samples,
             batch=self.batch,
             rate=self.rate,
+            optimizer=self.optimizer,
             momentum=self.momentum,
             decay=self.decay,
             schedule=self.schedule,
@@ -150,6 +153,25 @@ class Job:
         """A model at the start that the seed stands for, with its optimizer."""
         torch.manual_seed(self.seed)
         return Stepper(self.lab_task, self.recipe, device=self.where)
+
+    def tuner(
+        self, model: torch.nn.Module, part: float, *, decay: float | None = None
+    ) -> torch.optim.Optimizer:
+        """An optimizer of the job's kind, at a constant rate, for whoever fine-tunes a model.
+
+        Args:
+            model: The model.
+            part: Part of the job's rate.
+            decay: Weight decay; None for the job's.
+        """
+        steady = self.recipe.changed(
+            rate=part * self.rate,
+            decay=self.decay if decay is None else decay,
+            schedule="constant",
+            warmup=0,
+            total=0,
+        )
+        return steady.optimizer(model)
 
     def indices(self, first: int, stop: int) -> Indices:
         """The samples of some steps, in the job's order."""

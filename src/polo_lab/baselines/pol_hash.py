@@ -27,13 +27,15 @@ from typing import Any
 from polo.errors import PoloError
 from polo_lab.baselines.cheats import Cheated
 from polo_lab.baselines.job import Clock, Job, room
-from polo_lab.baselines.rows import checked, judged, proved
+from polo_lab.baselines.rows import FULL, PROVING, checked, judged, proved
 from polo_lab.baselines.trajectory import (
     Pair,
     Recorded,
     Trajectory,
+    cleared,
     covered,
     entry,
+    finished,
     head_of,
     held,
     record,
@@ -41,6 +43,8 @@ from polo_lab.baselines.trajectory import (
 from polo_lab.baselines.verdict import Verdict
 
 METHOD = "pol-hash"
+HEAD_FILE = "head"
+"""The link that a verifier keeps, beside the trajectory, where a run is taken apart."""
 
 
 def prove(job: Job, folder: Path) -> Recorded:
@@ -153,7 +157,7 @@ def run(settings: Mapping[str, Any], folder: Path | None = None) -> dict[str, An
         folder: Where to write; by default nothing is left.
     """
     job = Job.of(settings)
-    draws = int(settings.get("draws", 0)) or max(1, -(-job.steps // job.apart) // 4)
+    draws = _draws(settings, job)
     with room(folder) as own:
         made = prove(job, own / METHOD)
         full, sampled = (verify(made.path, job, made.head, Options(n)) for n in (0, draws))
@@ -163,4 +167,29 @@ def run(settings: Mapping[str, Any], folder: Path | None = None) -> dict[str, An
             return verify(path, job, head), verify(path, job, head, Options(draws))
 
         found = judged(job, own, judge, hashed=True) if settings.get("cheats") else {}
-    return {**proved(METHOD, job, made), **checked(full, sampled), "cheats": found}
+    return {**proved(METHOD, job, made), **checked(full=full, sampled=sampled), "cheats": found}
+
+
+def run_part(settings: Mapping[str, Any], folder: Path, part: str) -> dict[str, Any]:
+    """One part of a run: `proving`, or verifying what it has left, in `full` or `sampled`.
+
+    Args:
+        settings: Those of `run`.
+        folder: Where the trajectory stays between parts; it is made anew if it is not there.
+        part: Which part.
+    """
+    job, path, head = Job.of(settings), folder / METHOD, folder / HEAD_FILE
+    if part == PROVING or not (finished(path) and head.exists()):
+        made = prove(job, cleared(path))
+        head.write_bytes(made.head)
+        if part == PROVING:
+            return proved(METHOD, job, made)
+    kept = head.read_bytes()
+    if part == FULL:
+        return {"method": METHOD, **checked(full=verify(path, job, kept))}
+    options = Options(_draws(settings, job))
+    return {"method": METHOD, **checked(sampled=verify(path, job, kept, options))}
+
+
+def _draws(settings: Mapping[str, Any], job: Job) -> int:
+    return int(settings.get("draws", 0)) or max(1, -(-job.steps // job.apart) // 4)

@@ -35,8 +35,15 @@ from polo_lab.baselines.distances import (
 )
 from polo_lab.baselines.initialisation import initialisation
 from polo_lab.baselines.job import Clock, Job, room
-from polo_lab.baselines.rows import checked, judged, proved
-from polo_lab.baselines.trajectory import Recorded, Trajectory, covered, record
+from polo_lab.baselines.rows import FULL, PROVING, checked, judged, proved
+from polo_lab.baselines.trajectory import (
+    Recorded,
+    Trajectory,
+    cleared,
+    covered,
+    finished,
+    record,
+)
 from polo_lab.baselines.verdict import Verdict
 
 METHOD = "pol-vanilla"
@@ -207,7 +214,7 @@ def run(settings: Mapping[str, Any], folder: Path | None = None) -> dict[str, An
             for another machine's rounding; `cheats`, whether to try them.
         folder: Where to write; by default nothing is left.
     """
-    job, top = Job.of(settings), int(settings.get("top", 1))
+    job, top = Job.of(settings), _top(settings)
     clock = Clock(job.where)
     with room(folder) as own:
         made = prove(job, own / METHOD)
@@ -224,7 +231,34 @@ def run(settings: Mapping[str, Any], folder: Path | None = None) -> dict[str, An
         found = judged(job, own, judge, hashed=False) if settings.get("cheats") else {}
     return {
         **proved(METHOD, job, made),
-        **checked(full, sampled),
+        **checked(full=full, sampled=sampled),
         "calibrating_seconds": clock.total(),
         "cheats": found,
     }
+
+
+def run_part(settings: Mapping[str, Any], folder: Path, part: str) -> dict[str, Any]:
+    """One part of a run: `proving`, or verifying what it has left, in `full` or `sampled`.
+
+    Args:
+        settings: Those of `run`.
+        folder: Where the trajectory stays between parts; it is made anew if it is not there.
+        part: Which part.
+    """
+    job, path = Job.of(settings), folder / METHOD
+    clock = Clock(job.where)
+    if part == PROVING:
+        return proved(METHOD, job, prove(job, cleared(path)))
+    if not finished(path):
+        prove(job, cleared(path))
+    with clock.phase("calibrating"):
+        allowed = calibrated(path, job, elsewhere=settings.get("elsewhere"))
+    if part == FULL:
+        found = checked(full=verify(path, job, Options(0, allowed)))
+    else:
+        found = checked(sampled=verify(path, job, Options(_top(settings), allowed)))
+    return {"method": METHOD, **found, "calibrating_seconds": clock.total()}
+
+
+def _top(settings: Mapping[str, Any]) -> int:
+    return int(settings.get("top", 1))

@@ -9,6 +9,9 @@ from polo_lab.baselines.job import Job
 from polo_lab.baselines.trajectory import Recorded
 from polo_lab.baselines.verdict import Verdict
 
+PROVING, FULL, SAMPLED = PARTS = ("proving", "full", "sampled")
+"""What a run can be taken apart into, each by itself: a long one does not fit into one call."""
+
 
 def proved(method: str, job: Job, made: Recorded) -> dict[str, Any]:
     """What proving took."""
@@ -23,9 +26,10 @@ def proved(method: str, job: Job, made: Recorded) -> dict[str, Any]:
     }
 
 
-def checked(full: Verdict, sampled: Verdict) -> dict[str, Any]:
-    """What verifying took."""
-    return {"verify_all": full.row(), "verify_sampled": sampled.row()}
+def checked(*, full: Verdict | None = None, sampled: Verdict | None = None) -> dict[str, Any]:
+    """What verifying took, all of it or some."""
+    found = {"verify_all": full, "verify_sampled": sampled}
+    return {name: verdict.row() for name, verdict in found.items() if verdict is not None}
 
 
 def judged(

@@ -12,6 +12,7 @@ engine into one recorded state, runs on to the next, and compares. The folder ho
 import functools
 import hashlib
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,6 +112,17 @@ def record(
     stored = sum(file.stat().st_size for file in folder.iterdir())
     state = {name: value.detach().clone() for name, value in stepper.model.state_dict().items()}
     return Recorded(folder, clock.seconds, accuracy, stored, head_of(entries), state)
+
+
+def finished(folder: Path) -> bool:
+    """Whether a trajectory is whole: its record is written last."""
+    return (folder / RECORD_FILE).exists()
+
+
+def cleared(folder: Path) -> Path:
+    """The place for a trajectory, without what a killed prover has left there."""
+    shutil.rmtree(folder, ignore_errors=True)
+    return folder
 
 
 def spans(steps: int, every: int) -> list[tuple[int, int]]:

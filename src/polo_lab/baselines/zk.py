@@ -14,7 +14,7 @@ class Cited:
 
     Attributes:
         model: What was trained.
-        weights: Its number of weights; 0 where it is not told.
+        weights: Its number of weights, as the source rounds it; 0 where it is not told.
         batch: Samples of a step.
         seconds: Least and most seconds to prove one step.
         verification: Seconds to verify; 0 where it is not told.
@@ -34,6 +34,7 @@ class Cited:
 PUBLISHED = "Kaizen, as published"
 TWO_CORES = "Kaizen's code on two cores"
 
+# Ten million weights are what PoLO's paper says of it, a round number.
 FIGURES = (
     Cited("VGG-11", 10_000_000, 16, (900.0, 900.0), 0.130, 0.0, PUBLISHED),
     Cited("LeNet", 57_508, 1, (52.0, 74.0), 0.0, 1.75, TWO_CORES),

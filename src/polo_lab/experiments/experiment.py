@@ -1,16 +1,22 @@
 """What an experiment is: units of work, how one is measured, and what is made of the lines."""
 
 import math
+import os
+import tempfile
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from polo_lab.experiments import lines
 from polo_lab.experiments.chart import Chart
 from polo_lab.experiments.lines import Line, Recording, Settings
 from polo_lab.experiments.table import Table
 
 Made = TypeVar("Made")
+
+KEPT = Path(tempfile.gettempdir()) / f"polo-lab-kept-{os.getuid()}"
+"""Where runs leave what a later call takes up."""
 
 
 class Measured(NamedTuple):
@@ -43,10 +49,12 @@ class Bench:
     Attributes:
         folder: A folder of the group's own; it goes when the group is done.
         quick: Whether the trimmed form of the experiment runs.
+        results: Folder of recorded lines; None where nothing is recorded.
     """
 
     folder: Path
     quick: bool = False
+    results: Path | None = None
     _made: dict[Hashable, Any] = field(default_factory=dict)
 
     def once(self, name: Hashable, make: Callable[[], Made]) -> Made:
@@ -55,6 +63,14 @@ class Bench:
             self._made[name] = make()
         made: Made = self._made[name]
         return made
+
+    def recorded(self, name: str) -> Recording:
+        """What is recorded of an experiment so far, by this call and by others."""
+        return lines.read(lines.path_of(name, self.results)) if self.results else Recording()
+
+    def kept(self, name: str) -> Path:
+        """A folder that stays when the group is done; whoever needs it last removes it."""
+        return KEPT / name
 
 
 def _nothing(_: Recording) -> Sequence[Chart]:
@@ -83,6 +99,9 @@ class Experiment:
         needs: What its full form needs beside a processor.
         recorded: Name of the experiment that its lines are recorded under, if it is another view
             of the same runs.
+        units_in: The settings of every run, where they come from what a folder has recorded.
+        ordered: Whether runs keep the order of the units, so that only neighbours share a bench;
+            otherwise all runs of a bench follow its first one.
     """
 
     name: str
@@ -96,6 +115,12 @@ class Experiment:
     workers: int = 0
     needs: str = ""
     recorded: str = ""
+    units_in: Callable[[Path], Iterable[Settings]] | None = None
+    ordered: bool = False
+
+    def units_of(self, quick: bool, results: Path) -> Iterable[Settings]:
+        """The settings of every run, with lines in some folder."""
+        return self.units(quick) if quick or not self.units_in else self.units_in(results)
 
     @property
     def lines(self) -> str:

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from polo.errors import CapacityError, MissingError, PoloError, TermsError
-from polo_lab.experiments import lines, machine, pool
+from polo_lab.experiments import lines, machine, pool, sharing
 from polo_lab.experiments.catalogue import find
 from polo_lab.experiments.experiment import Bench, Experiment, Refusal
 from polo_lab.experiments.lines import Line, Settings
@@ -32,7 +33,8 @@ class Asked:
         rerun: Repeat what is recorded.
         only: Settings that units must have, as text; of several values one, between commas.
         workers: Processes; None for the experiment's own number.
-        minutes: Begin nothing after so many minutes; 0 for no limit.
+        minutes: Begin nothing after so many minutes; 0 for no limit. What has begun goes on, so a
+            call takes up to as long as this and its longest run together.
         folder: Where lines lie.
     """
 
@@ -77,7 +79,7 @@ def run(experiment: Experiment, asked: Asked) -> int:
     done = list(itertools.chain.from_iterable(found))
     if out.exists():
         whole = find(experiment.lines)
-        every = (*whole.units(False), *whole.units(True))
+        every = (*whole.units_of(False, asked.folder), *whole.units(True))
         lines.tidy(out, [lines.key_of(unit) for unit in every])
     late = time.monotonic() > deadline
     return _summary(experiment, done, left=len(pending) - len(done), late=late)
@@ -88,7 +90,7 @@ def chosen(experiment: Experiment, asked: Asked) -> list[Settings]:
     wanted = {name: (value, *value.split(",")) for name, value in (asked.only or {}).items()}
     return [
         unit
-        for unit in experiment.units(asked.quick)
+        for unit in experiment.units_of(asked.quick, asked.folder)
         if all(name in unit and str(unit[name]) in values for name, values in wanted.items())
     ]
 
@@ -105,7 +107,7 @@ def measure(
     """Measure the runs of one bench; each is written down when it is done."""
     experiment, found, missed = find(name), [], ""
     with tempfile.TemporaryDirectory(prefix="polo-lab-") as temporary:
-        bench = Bench(Path(temporary), quick)
+        bench = Bench(Path(temporary), quick, out.parent)
         for settings in group:
             if time.monotonic() > deadline:
                 break
@@ -124,42 +126,52 @@ def measure(
 
 
 def _line(experiment: Experiment, settings: Settings, bench: Bench, workers: int) -> Line:
-    began, clock = datetime.now(UTC), time.perf_counter()
-    line = functools.partial(
-        Line,
+    began = datetime.now(UTC)
+    with sharing.counted() as most:
+        outcome = _outcome(experiment, settings, bench)
+        at_once = most()
+    return Line(
         experiment.lines,
         settings,
         command=machine.command(),
         began=began.isoformat(timespec="seconds"),
         machine=machine.describe(),
-        workers=workers,
+        # Of one call it is known; others may have measured beside it.
+        workers=max(workers, at_once if at_once > 1 else 0),
+        **outcome,
     )
+
+
+def _outcome(experiment: Experiment, settings: Settings, bench: Bench) -> dict[str, Any]:
+    """How a run ended, as a line says it."""
+    clock = time.perf_counter()
     try:
         made = experiment.measure(settings, bench)
     except (CapacityError, TermsError, Refusal) as error:
-        return line(ended=lines.REFUSED, note=str(error)[:200])
+        return {"ended": lines.REFUSED, "note": str(error)[:200]}
     except DivergedError as error:
-        return line(ended=lines.DIVERGED, note=str(error), took=time.perf_counter() - clock)
+        took = time.perf_counter() - clock
+        return {"ended": lines.DIVERGED, "note": str(error), "took": took}
     except MissingError:
         raise
     except Exception as error:
         # Whatever breaks in one run must not take the others with it; it is recorded and counts.
         traceback.print_exc()
-        note = f"{type(error).__name__}: {error}".replace(str(bench.folder), "…")
-        return line(ended=lines.CRASHED, note=note[:200], took=time.perf_counter() - clock)
-    return line(
-        ended=lines.DIVERGED if made.diverged else lines.DONE,
-        figures=made.figures,
-        timings=made.timings,
-        note=made.note,
-        took=time.perf_counter() - clock,
-    )
+        note = f"{type(error).__name__}: {error}".replace(str(bench.folder), "…")[:200]
+        return {"ended": lines.CRASHED, "note": note, "took": time.perf_counter() - clock}
+    return {
+        "ended": lines.DIVERGED if made.diverged else lines.DONE,
+        "figures": made.figures,
+        "timings": made.timings,
+        "note": made.note,
+        "took": time.perf_counter() - clock,
+    }
 
 
 def _unknown(experiment: Experiment, asked: Asked) -> PoloError:
     """The error for settings that no run has, with what there is."""
     wanted, values = asked.only or {}, dict[str, dict[str, None]]()
-    for unit in experiment.units(asked.quick):
+    for unit in experiment.units_of(asked.quick, asked.folder):
         for name, value in unit.items():
             values.setdefault(name, {})[str(value)] = None
     told = ", ".join(f"{name}={value}" for name, value in wanted.items())
@@ -181,6 +193,9 @@ def _missing(units: Sequence[Settings], known: Sequence[Line]) -> list[Settings]
 
 
 def _grouped(experiment: Experiment, units: Sequence[Settings]) -> list[list[Settings]]:
+    """Runs by bench; the order of the units says which comes first."""
+    if experiment.ordered:
+        return [list(own) for _, own in itertools.groupby(units, experiment.bench_of)]
     groups: dict[tuple[object, ...], list[Settings]] = {}
     for at, unit in enumerate(units):
         own = experiment.bench_of(unit) if experiment.group else (at,)
@@ -212,7 +227,7 @@ def _told(line: Line) -> str:
 
 def _shown(line: Line) -> Iterator[str]:
     for name, value in itertools.islice(line.figures.items(), 6):
-        if isinstance(value, int | float | str):
+        if isinstance(value, int | float | str) and value != "":
             yield f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
     yield f"{line.took:.1f} s"
 

@@ -4,9 +4,12 @@ A line says everything about its run, so that lines of several machines can stan
 Whatever is shown anywhere is made of these lines and of nothing else.
 """
 
+import fcntl
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -58,8 +61,8 @@ class Line:
         took: Seconds of the whole run, everything around the measured parts included.
         machine: Processor, GPU and versions; None for runs that are older than this format, which
             ran on one of the machines of the file's calls.
-        workers: Processes that measured at the same time, which shared the machine; 0 if it was
-            the only one.
+        workers: Processes that measured at the same time, at most, which shared the machine,
+            whichever call they belonged to; 0 if it was the only one.
     """
 
     experiment: str
@@ -143,7 +146,7 @@ def add(path: Path, line: Line) -> None:
     # A line that was cut must not swallow this one, which is why it begins with a line break.
     data = f"\n{_text(line.to_json())}\n".encode()
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab", buffering=0) as file:
+    with _alone(path.parent), path.open("ab", buffering=0) as file:
         file.write(data)
 
 
@@ -158,12 +161,25 @@ def settled(found: Iterable[Line]) -> list[Line]:
 
 def tidy(path: Path, order: Sequence[str]) -> None:
     """Write a file again: each run once, those named first, which are the headline, at the top."""
-    recording = read(path)
     places = {key: at for at, key in enumerate(dict.fromkeys(order))}
-    ordered = sorted(recording.lines, key=lambda line: places.get(line.key, len(places)))
-    parts: list[Mapping[str, Any]] = [{"calls": recording.calls}] if recording.calls else []
-    parts += [line.to_json() for line in ordered]
-    atomic.write(path, "".join(f"{_text(part)}\n" for part in parts).encode(), unguessable=True)
+    with _alone(path.parent):
+        recording = read(path)
+        ordered = sorted(recording.lines, key=lambda line: places.get(line.key, len(places)))
+        parts: list[Mapping[str, Any]] = [{"calls": recording.calls}] if recording.calls else []
+        parts += [line.to_json() for line in ordered]
+        text = "".join(f"{_text(part)}\n" for part in parts)
+        atomic.write(path, text.encode(), unguessable=True)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """No other call writes lines into a folder meanwhile: whoever tidies could lose them."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _value(text: bytes) -> dict[str, Any] | None:

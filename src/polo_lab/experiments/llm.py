@@ -3,14 +3,16 @@
 Each run trains an adapter shard by shard, verifies the proof, merges the adapter into the base and
 looks for its marks there, in float32 and in bfloat16. The adapter of a training without PoLO is
 looked at, too: nobody may be named there. Beside SmolLM2-135M, which is pretrained, stand models of
-the paper's sizes with random weights: those say how long it takes, and nothing about accuracy.
+the paper's sizes with random weights: those say how long it takes, and nothing about accuracy. They
+are kept in bfloat16, one merged model at a time, since each fills tens of gigabytes.
 """
 
 import copy
 import itertools
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,6 +21,8 @@ import torch
 import polo
 from polo.integrations.peft import Adapter, save_base
 from polo.ownership import Finding
+from polo.verifier.policy import Policy
+from polo.weights.base import base_root
 from polo_lab.baselines.job import Clock
 from polo_lab.experiments import llm_report
 from polo_lab.experiments.experiment import Bench, Experiment, Measured
@@ -40,7 +44,10 @@ MARGINS = {"ednn": 0.05, "signed": 0.01}
 
 PLAIN = "plain"
 BLOCK = 64
-_TIMINGS = ("training", "pressing", "sealing", "verifying", "identifying", "replaying")
+_TIMINGS = (
+    "training", "pressing", "sealing", "verifying", "reading", "hashing", "identifying",
+    "replaying",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -62,6 +69,11 @@ class Course:
     seed: int = 0
 
 
+LARGE = dict.fromkeys(("1.3b", "8b"), Course(shards=4, steps=230, batch=8, rate=5e-4))
+"""Courses of the shapes that want a GPU: eight passes over 918 windows, as in the paper about eight
+over a thousand, and a shard after every other one, about as often as the paper's marks settle."""
+
+
 def units(quick: bool) -> Iterable[Settings]:
     """Every model and text, unmarked first; the pretrained model is the headline."""
     if quick:
@@ -71,9 +83,10 @@ def units(quick: bool) -> Iterable[Settings]:
         return
     for model, text in TASKS:
         if model != "tiny":
-            yield _settings(model, text, PLAIN, 0, Course())
+            course = LARGE.get(model, Course())
+            yield _settings(model, text, PLAIN, 0, course)
             for scheme, bits in itertools.product(("ednn", "signed"), (512, 1024)):
-                yield _settings(model, text, scheme, bits, Course())
+                yield _settings(model, text, scheme, bits, course)
 
 
 def _settings(model: str, text: str, scheme: str, bits: int, course: Course) -> Settings:
@@ -116,10 +129,13 @@ class Row:
         sealing: Seconds of sealing a shard, without the test of its accuracy.
         proof_bytes: Size of the proof.
         verdict: What the verifier said.
-        verifying: Seconds that it took.
+        verifying: Seconds that it took: the base hashed, all marks read, all shards tested.
+        reading: Seconds of reading the marks alone, without the base and without tests.
+        hashing: Seconds of hashing the base once, which serves all proofs that stand on it.
         merged: For each type: finding, log2 p, and the mean η in the merged model.
-        stranger: The same for the merged adapter of a training without PoLO.
-        identifying: Seconds of the search in the float32 model.
+        stranger: The same for the merged adapter of a training without PoLO; empty where nobody
+            looked.
+        identifying: Seconds of the search in the first of the merged models.
         replaying: Seconds of taking all steps of an unmarked training again, as PoL verifies it.
         loss: Loss on held-out text at the end.
     """
@@ -139,6 +155,8 @@ class Row:
     proof_bytes: int = 0
     verdict: str = ""
     verifying: float = 0.0
+    reading: float = 0.0
+    hashing: float = 0.0
     merged: dict[str, dict[str, Any]] = field(default_factory=dict)
     stranger: dict[str, Any] = field(default_factory=dict)
     identifying: float = 0.0
@@ -151,7 +169,8 @@ class Row:
         if self.scheme == PLAIN:
             return False
         named = all(found["finding"] == "claim" for found in self.merged.values())
-        return self.verdict != "accepted" or not named or self.stranger["finding"] == "claim"
+        other = self.stranger.get("finding") == "claim"
+        return self.verdict != "accepted" or not named or other
 
     @classmethod
     def of(cls, line: Line) -> Self:
@@ -166,10 +185,17 @@ class _Bench:
     """One task: its base on disk, an adapter without marks, and runs with them."""
 
     def __init__(self, name: tuple[str, str], course: Course, folder: Path) -> None:
-        self.name, self.course, self.folder = name[1], course, folder
+        self.model, self.name = name
+        self.course, self.folder = course, folder
         self.task = TASKS[name]()
         self.base = folder / "base.safetensors"
-        self.plain = self._train_plain()
+        self._warm()
+        view = self._fresh()
+        save_base(view, self.base)
+        began = time.perf_counter()
+        base_root(view)
+        self.hashing = time.perf_counter() - began
+        self.start = self.task.evaluate(view)
 
     def _warm(self) -> None:
         """A first step, so that no run pays for kernels being chosen."""
@@ -178,20 +204,21 @@ class _Bench:
         optimizer = torch.optim.AdamW(view.parameters(), lr=self.course.rate)
         self.task.train_step(view, optimizer, {"input": inputs, "label": labels})
 
-    def _train_plain(self) -> Row:
-        self._warm()
+    @cached_property
+    def plain(self) -> tuple[Row, dict[str, torch.Tensor]]:
+        """A training without marks, and the adapter that came of it."""
         view = self._fresh()
-        save_base(view, self.base)
-        row = Row(self.name, PLAIN, 0, self.course.seed)
-        row.start = self.task.evaluate(view)
+        row = Row(self.name, PLAIN, 0, self.course.seed, start=self.start)
         optimizer = torch.optim.AdamW(view.parameters(), lr=self.course.rate)
         row.training = self._all(view, optimizer) / self._steps
         row.accuracy = [self.task.evaluate(view)]
         row.loss = float(self.task.held_out_loss(view).detach())
-        _save_merged(view, torch.float32, self.folder / "stranger.safetensors")
+        return row, {name: value.detach().clone() for name, value in view.named_parameters()}
+
+    def _replayed(self) -> float:
+        """Seconds of taking all steps again."""
         again = self._fresh()
-        row.replaying = self._all(again, torch.optim.AdamW(again.parameters(), lr=self.course.rate))
-        return row
+        return self._all(again, torch.optim.AdamW(again.parameters(), lr=self.course.rate))
 
     def _all(self, view: Adapter, optimizer: torch.optim.Optimizer) -> float:
         """Take all steps, and say how long it took."""
@@ -205,8 +232,9 @@ class _Bench:
     def measure(self, scheme: str, bits: int) -> Row:
         """One training with marks, and everything that is asked of its proof."""
         if scheme == PLAIN:
-            return self.plain
-        row = Row(self.name, scheme, bits, self.course.seed, start=self.plain.start)
+            return replace(self.plain[0], replaying=self._replayed(), hashing=self.hashing)
+        row = Row(self.name, scheme, bits, self.course.seed, start=self.start)
+        row.hashing = self.hashing
         issuer, key = polo.Identity.generate(), polo.Identity.generate()
         terms = polo.make_terms(
             self.task,
@@ -253,26 +281,46 @@ class _Bench:
 
     def _verify(self, row: Row, store: Path, trust: bytes) -> None:
         began = time.perf_counter()
+        polo.verify(store, trust=trust, task=self.task, policy=Policy(accuracy="none"))
+        row.reading = time.perf_counter() - began
+        began = time.perf_counter()
         verdict = polo.verify(store, trust=trust, task=self.task)
         row.verifying = time.perf_counter() - began
         row.verdict = verdict.outcome.name.lower()
         row.eta = [float(c.figures["eta"]) for c in verdict.per_shard("mark").values()]
 
     def _look(self, row: Row, view: Adapter, store: Path, trust: bytes) -> None:
-        for dtype in (torch.float32, torch.bfloat16):
-            path = self.folder / "merged.safetensors"
-            _save_merged(view, dtype, path)
-            began = time.perf_counter()
-            found = self._found(path, store, trust)
+        """Look for the owner in merged models; large ones are looked at once, for the time."""
+        state = view.base_state().values()
+        own = next(value.dtype for value in state if value.is_floating_point())
+        for dtype in dict.fromkeys((own, torch.bfloat16)):
+            found, took = self._found(view, dtype, store, trust)
             row.merged[str(dtype).removeprefix("torch.")] = found
-            row.identifying = row.identifying or time.perf_counter() - began
-        row.stranger = self._found(self.folder / "stranger.safetensors", store, trust)
+            row.identifying = row.identifying or took
+        if self.model not in LARGE:
+            row.stranger, _ = self._found(self._stranger(), own, store, trust)
 
-    def _found(self, path: Path, store: Path, trust: bytes) -> dict[str, Any]:
+    def _stranger(self) -> Adapter:
+        """The adapter that was trained without marks."""
+        view, (_, state) = self._fresh(), self.plain
+        with torch.no_grad():
+            for name, parameter in view.named_parameters():
+                parameter.copy_(state[name])
+        return view
+
+    def _found(
+        self, view: Adapter, dtype: torch.dtype, store: Path, trust: bytes
+    ) -> tuple[dict[str, Any], float]:
+        """What is found in a merged model, and seconds that the search took; the file goes."""
+        path = self.folder / "merged.safetensors"
+        _save_merged(view, dtype, path)
+        began = time.perf_counter()
         result = polo.identify(path, [store], trust=trust, base=self.base)
+        took = time.perf_counter() - began
+        path.unlink()
         claim = result.claims[0]
         finding = "claim" if result.finding is Finding.CLAIM else result.finding.name.lower()
-        return {"finding": finding, "log2_p": claim.log2_p, "eta": claim.eta}
+        return {"finding": finding, "log2_p": claim.log2_p, "eta": claim.eta}, took
 
     def _fresh(self) -> Adapter:
         torch.manual_seed(self.course.seed)

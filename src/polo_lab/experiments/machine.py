@@ -8,7 +8,10 @@ import shlex
 import sys
 from pathlib import Path
 
-_PACKAGES = ("polo-proof", "torch", "numpy", "scikit-learn", "cryptography")
+from polo._version import __version__
+
+_OWN = "polo-proof"
+_PACKAGES = (_OWN, "torch", "numpy", "scikit-learn", "cryptography")
 
 _PLACES = ("/", "./", "../", "~")
 
@@ -48,4 +51,5 @@ def _version(name: str) -> str:
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
-        return "not installed"
+        # The checkout itself may run without being installed.
+        return __version__ if name == _OWN else "not installed"

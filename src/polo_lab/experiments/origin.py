@@ -13,8 +13,8 @@ def origins(recording: Recording) -> Iterator[str]:
         gpu = f", {machine['gpu']}" if machine["gpu"] else ""
         workers = call.get("workers", 0)
         then = "" if call["command"].startswith("polo-lab") else ", as the command was then"
-        threads = f", {workers} processes of one thread" if workers else ""
+        beside = f", {workers} processes at once" if workers > 1 else ""
         yield (
             f"`{call['command']}` ({call['began'][:10]}{then}) on {machine['cpu']}, "
-            f"{machine['cores']} cores{gpu}{threads}; Python {machine['python']}, {versions}."
+            f"{machine['cores']} cores{gpu}{beside}; Python {machine['python']}, {versions}."
         )

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +15,9 @@ from polo.errors import PoloError
 
 Unit = TypeVar("Unit")
 Result = TypeVar("Result")
+
+_PATIENCE = 1.0
+"""Seconds between two looks at whether the parent is still there."""
 
 
 def measured(
@@ -41,7 +45,8 @@ def measured(
         return
     os.environ["OMP_NUM_THREADS"] = "1"
     context, waiting = multiprocessing.get_context("spawn"), iter(work)
-    with ProcessPoolExecutor(workers, context, initializer=_prepare) as pool:
+    parent = os.getpid()
+    with ProcessPoolExecutor(workers, context, initializer=_prepare, initargs=(parent,)) as pool:
         running = {pool.submit(measure, unit) for unit in islice(waiting, workers)}
         try:
             while running:
@@ -56,9 +61,17 @@ def measured(
             ) from error
 
 
-def _prepare() -> None:
+def _prepare(parent: int) -> None:
     """One thread for each process: together they fill the cores."""
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     import torch
 
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+
+
+def _end_with(parent: int) -> None:
+    """End when whoever handed out the work was killed: nobody else would be told what comes out."""
+    while os.getppid() == parent:
+        time.sleep(_PATIENCE)
+    os._exit(1)

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from polo.errors import MissingError
 from polo.integrations.peft import Adapter, adapter
 from polo.tasks.training import Column
 from polo_lab.data import text
@@ -127,9 +128,15 @@ class SmolLMChat(SmolLM):
 
 
 def adapted(base: Any) -> Adapter:
-    """A model with a fresh adapter on its last layers, where it is trained."""
-    import peft
+    """A model with a fresh adapter on its last layers, where it is trained.
 
+    Raises:
+        MissingError: The package peft is not here.
+    """
+    try:
+        import peft
+    except ImportError as error:
+        raise MissingError("adapters need peft", advice="pip install 'polo-proof[peft]'") from error
     depth = base.config.num_hidden_layers
     settings = peft.LoraConfig(
         r=RANK,

@@ -1,18 +1,8 @@
-"""What the paper says and does not hold, in sentences; every number comes from recorded lines."""
+"""Where the paper's tables and text do not agree, in sentences; every number is one of its own."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
-from polo_lab.experiments.lines import CRASHED, DIVERGED, Recording
 from polo_lab.experiments.paper import published
-from polo_lab.experiments.paper.pairs import LONG
-
-CLOSE = 0.005
-"""Accuracy within half a point of plain training counts as kept."""
-
-MARKS, TESTS, FULL, SAMPLED = 0.02, 1.3, 15.0, 50.0
-"""What is aimed at: marks verified in a part of training; all tests in a multiple of bare ones; and
-how many times faster than full replay."""
 
 _ROUNDED = 0.1
 """Points that a rate may be off by rounding."""
@@ -27,6 +17,7 @@ def of_the_paper() -> Iterator[str]:
     yield _verification([row.figures for row in timing])
     yield from _attacked([row.figures for row in attacks])
     yield _priced()
+    yield from _language_models()
     yield from _slips([row.figures for row in timing])
 
 
@@ -94,6 +85,38 @@ def _priced() -> str:
     )
 
 
+_SPOKEN = {
+    ("polo", "generation"): "proof generation",
+    ("polo", "verification"): "verification",
+    ("gd-pol", "verification"): "verification by replay",
+}
+
+
+def _language_models() -> Iterator[str]:
+    """Minutes that its text and its table of language models give differently."""
+    tables, texts = published.table("llm"), published.table("llm-text")
+    for model in dict.fromkeys(row.settings["model"] for row in texts):
+        for (method, what), spoken in _SPOKEN.items():
+            own, other = (
+                [
+                    row.figures[f"{what}_minutes"]
+                    for row in rows
+                    if (row.settings["model"], row.settings["method"]) == (model, method)
+                    and f"{what}_minutes" in row.figures
+                ]
+                for rows in (texts, tables)
+            )
+            if own and own != other:
+                yield (
+                    f"Of {model} its text says {_minutes(own)} minutes of {spoken}, and its table "
+                    f"{_minutes(other)}."
+                )
+
+
+def _minutes(values: list[float]) -> str:
+    return " and ".join(f"{value:.2f}" for value in values)
+
+
 def _slips(cells: list[Mapping[str, float]]) -> Iterator[str]:
     """Single cells that cannot be."""
     for cell in (c for c in cells if c["hash_generation"] < c["training"]):
@@ -109,111 +132,3 @@ def _slips(cells: list[Mapping[str, float]]) -> Iterator[str]:
                 f"{own['shards']:g} shards in {own['epochs']:g} epochs are {rate:.2f} %, not "
                 f"{own['shard_rate']:.2f} %; that cell's accuracy is {own['accuracy']:.2f} %."
             )
-
-
-def of_ours(found: Mapping[str, Recording]) -> Iterator[str]:
-    """What our runs say against the paper, or against what is aimed at; and for it."""
-    marked = [x.values for x in found["fidelity"].done if x.settings["scheme"] != "none"]
-    yield from _fidelity(marked)
-    yield from _shards(marked)
-    yield from _verified(marked)
-    yield from _replayed([x.values for x in found["timing"].done])
-    yield from _forged([x.values for x in found["ofa-wma"].done])
-    yield from _taken([x.values for x in found["takeover"].done])
-    yield from _failed(found)
-
-
-def _fidelity(rows: list[dict[str, Any]]) -> Iterator[str]:
-    if not rows:
-        return
-    lost = [(row["plain_accuracy"] - row["accuracy"], row) for row in rows]
-    kept = sum(loss <= CLOSE for loss, _ in lost)
-    yield f"Accuracy is at most half a point below plain training in {kept} of {len(rows)} rows."
-    for loss, row in sorted(lost, key=lambda one: -one[0]):
-        if loss > CLOSE:
-            yield (
-                f"{row['pair']}, {row['scheme']}, {row['bits']} bits, {row['epochs']} epochs: "
-                f"{100 * loss:.1f} points are lost."
-            )
-
-
-def _shards(rows: list[dict[str, Any]]) -> Iterator[str]:
-    every = sum(row["shard_rate"] >= 1 for row in rows)
-    if every:
-        yield (
-            f"The paper's shard rates do not come out: every epoch ends in a shard in {every} of "
-            f"{len(rows)} rows, since the finishing step turns what training has not. "
-            "`learning-rate` and `eta-g` are without that step."
-        )
-
-
-def _verified(rows: list[dict[str, Any]]) -> Iterator[str]:
-    if not rows:
-        return
-    cheap = sum(row["verify_none"] <= MARKS * row["training"] for row in rows)
-    near = sum(row["verify_all"] <= TESTS * row["test"] * row["shards"] for row in rows)
-    yield (
-        f"Hashing, deriving and reading all marks takes at most {MARKS:.0%} of training in {cheap} "
-        f"of {len(rows)} rows; with the tests of all shards it takes at most {TESTS:g} times the "
-        f"bare tests in {near}."
-    )
-
-
-def _replayed(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """PoLO's verification against full replay, where a run is long enough to count."""
-    by = {(r["pair"], r["epochs"], r["method"], r["bits"]): r for r in rows}
-    for (pair, epochs, method, bits), row in by.items():
-        replay = by.get((pair, epochs, "pol-vanilla", 0))
-        if method != "polo" or epochs < LONG or replay is None:
-            continue
-        full = replay["verify_all"] / row["verify_all"]
-        sampled = replay["verify_all"] / row["verify_sampled"]
-        yield (
-            f"{pair}, {bits} bits, {epochs} epochs: full replay takes {full:.1f} times as long as "
-            f"PoLO's verification of all shards (aimed at: {FULL:g}) and {sampled:.1f} times as "
-            f"long as a sampled one (aimed at: {SAMPLED:g})."
-        )
-
-
-def _forged(rows: list[dict[str, Any]]) -> Iterator[str]:
-    for attack in dict.fromkeys(row["attack"] for row in rows):
-        own = [row for row in rows if row["attack"] == attack]
-        passed = sum(row["thief_accepted"] for row in own)
-        named = sum(row["claim"]["claimed"] for row in own)
-        costs = [row["attack_seconds"] / row["honest_seconds"] for row in own]
-        yield (
-            f"Forging by {attack} costs {min(costs):.2f} to {max(costs):.2f} times honest "
-            f"training; level chain alone accepts {passed} of {len(own)} forged proofs, and the "
-            f"owner is still named in {named} of the models."
-        )
-    least = [row for row in rows if row["attack"] == "wma-least" and row["thief_accepted"]]
-    if least:
-        lost = max(row["honest_accuracy"] - row["accuracy_last"] for row in least)
-        first = sum(row["owner_first"] for row in least)
-        yield (
-            "That forging is impractical does not reproduce for the chain alone: an edit of the "
-            f"least size forges it without data, at {100 * lost:.1f} points of accuracy at most. "
-            "Effort is shown by the levels progress and replay and by receipts; `polo compare` "
-            f"names the owner first in {first} of {len(least)}."
-        )
-
-
-def _taken(rows: list[dict[str, Any]]) -> Iterator[str]:
-    for row in (row for row in rows if row["attacked_shards"]):
-        erased = sum(row["erased"])
-        honest = row["honest_seconds"] / row["honest_shards"]
-        cost = row["attack_seconds"] / row["attacked_shards"] / honest
-        yield (
-            f"Takeover of {row['pair']}: {erased} of {len(row['erased'])} owner's marks are "
-            f"erased, at {cost:.1f} times an honest shard each; accuracy is "
-            f"{100 * (row['accuracy_last'] - row['honest_accuracies'][-1]):+.1f} points from the "
-            "owner's last."
-        )
-
-
-def _failed(found: Mapping[str, Recording]) -> Iterator[str]:
-    for name, recording in found.items():
-        for line in recording.lines:
-            # Some experiments are another view of the same lines.
-            if name == line.experiment and line.ended in (CRASHED, DIVERGED):
-                yield f"{name}, {line.key}: {line.ended}. {line.note}".strip()

@@ -229,11 +229,15 @@ def tables(recording: Recording) -> Iterator[Table]:
     yield Table("What ticks and crosses rest on", ("method", "property", "run"), reasons)
 
 
+def ticks(method: str) -> Mapping[str, Any]:
+    """What the paper says of a method, by property."""
+    short = method.partition(",")[0]
+    rows = (row for row in published.table("comparison") if row.settings["method"] == short)
+    return next((row.figures for row in rows), {})
+
+
 def _ticks(method: str, figures: Mapping[str, Any]) -> Iterator[str]:
-    theirs = next(
-        (row.figures for row in published.table("comparison")
-         if row.settings["method"] == method.partition(",")[0]), {},
-    )  # fmt: skip
+    theirs = ticks(method)
     for name in PROPERTIES:
         own = figures["properties"].get(name)
         mine = "–" if own is None else "✓" if own["held"] else "✗"

@@ -4,6 +4,7 @@ Nothing is trained for it. Every run takes one recorded run of another experimen
 """
 
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 from polo.errors import MissingError
@@ -13,6 +14,7 @@ from polo_lab.experiments.experiment import Bench, Experiment, Measured
 from polo_lab.experiments.lines import Line, Recording, Settings
 from polo_lab.experiments.paper import published
 from polo_lab.experiments.paper.pairs import PAIRS, QUICK
+from polo_lab.experiments.paper.subject import NONE
 from polo_lab.experiments.table import Table
 
 PRICES = {"NVIDIA H200": 3.50, "": 0.05}
@@ -33,10 +35,15 @@ def units(quick: bool) -> Iterable[Settings]:
     if quick:
         yield {"of": "polo", "run": QUICK, "seed": 0}
         return
+    yield from units_in(lines.FOLDER)
+
+
+def units_in(results: Path) -> Iterable[Settings]:
+    """One for each run that is recorded in a folder."""
     for name in _OF:
-        for line in lines.read(lines.path_of(name, lines.FOLDER)).done:
+        for line in lines.read(lines.path_of(name, results)).done:
             # Seconds of a machine that several runs shared say nothing about its price.
-            if line.settings["scheme"] != "none" and line.workers <= 1:
+            if line.workers <= 1:
                 yield {"of": name, "run": line.key, "seed": line.settings["seed"]}
 
 
@@ -46,14 +53,16 @@ def measure(settings: Settings, bench: Bench) -> Measured:
         took = chain.run(PAIRS[settings["run"]].job(1, settings["seed"]))
         gpu, times = "", {"training": sum(took["seconds"].values())}
         return Measured(_priced(gpu, times), times)
-    line = _recorded(settings["of"], settings["run"])
+    line = _recorded(settings["of"], settings["run"], bench)
     gpu = str(line.machine["gpu"]) if line.machine else ""
     times = {name: line.timings[name] for name in _PARTS if name in line.timings}
+    if line.settings["scheme"] == NONE:
+        times = {"plain": times["training"]}
     return Measured({"pair": line.settings["pair"], **_priced(gpu, times)}, times)
 
 
-def _recorded(name: str, key: str) -> Line:
-    for line in lines.read(lines.path_of(name, lines.FOLDER)).done:
+def _recorded(name: str, key: str, bench: Bench) -> Line:
+    for line in bench.recorded(name).done:
         if line.key == key:
             return line
     raise MissingError(f"{name} has no run {key}", advice=f"polo-lab run {name}")
@@ -99,5 +108,6 @@ EXPERIMENTS = (
         units=units,
         measure=measure,
         tables=tables,
+        units_in=units_in,
     ),
 )

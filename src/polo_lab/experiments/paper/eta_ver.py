@@ -82,7 +82,7 @@ def _attacked(victim: Victim, folder: Path, *, quick: bool) -> Iterator[tuple[st
     yield "takeover", takeover.attack(victim, most, folder / "takeover")
 
 
-def _pooled(recording: Recording) -> dict[str, list[float]]:
+def pooled(recording: Recording) -> dict[str, list[float]]:
     """All η of each kind, of every run."""
     return {
         kind: [eta for line in recording.done for eta in line.figures["etas"].get(kind, ())]
@@ -101,40 +101,40 @@ _SHOWN = (0.50, 0.54, 0.60, 0.64, 0.70, 0.74, 0.80, 0.84, 0.90, 0.94, 0.96, 0.98
 
 def tables(recording: Recording) -> Iterator[Table]:
     """Acceptance of every kind by threshold, and how the kinds read."""
-    pooled = _pooled(recording)
+    found = pooled(recording)
     head = ("what is read", "marks", "η", *(f"{at:g}" for at in _SHOWN))
     rows = [
         (
             KINDS[kind], str(len(etas)), span(etas),
             *(percent(accepted(etas, at), 0) for at in _SHOWN),
         )
-        for kind, etas in pooled.items()
+        for kind, etas in found.items()
         if etas
     ]  # fmt: skip
-    yield Table("Accepted, by η_ver", head, rows, _words(pooled))
+    yield Table("Accepted, by η_ver", head, rows, _words(found))
 
 
-def _words(pooled: dict[str, list[float]]) -> str:
+def _words(found: dict[str, list[float]]) -> str:
     chosen = published.figure("eta-ver", "eta_ver", what="threshold") or 0.7
     parts = []
-    if pooled["sealed"] and pooled["stranger"]:
-        low, high = max(pooled["stranger"]), min(pooled["sealed"])
+    if found["sealed"] and found["stranger"]:
+        low, high = max(found["stranger"]), min(found["sealed"])
         apart = "between them any threshold tells" if low < high else "no threshold tells"
         parts.append(
             f"Honest marks in their own checkpoints read at least {high:.3f}, strangers at most "
             f"{low:.3f}: {apart} one from the other."
         )
-    attacked = [eta for kind in ("ofa", "wma", "takeover") for eta in pooled[kind]]
+    attacked = [eta for kind in ("ofa", "wma", "takeover") for eta in found[kind]]
     if attacked:
         below = sum(eta < chosen for eta in attacked)
         parts.append(
             f"At the paper's {chosen:g}, {below} of {len(attacked)} attacked marks of the owner "
             "are no longer read."
         )
-    forged = [eta for kind in ("forged-ofa", "forged-wma") for eta in pooled[kind]]
+    forged = [eta for kind in ("forged-ofa", "forged-wma") for eta in found[kind]]
     if forged:
         passing = sum(eta >= chosen for eta in forged)
-        least = min(pooled["sealed"], default=1.0)
+        least = min(found["sealed"], default=1.0)
         alike = sum(eta >= least for eta in forged)
         parts.append(
             f"{passing} of {len(forged)} forged marks pass it, and {alike} read as well as the "
@@ -145,10 +145,10 @@ def _words(pooled: dict[str, list[float]]) -> str:
 
 def charts(recording: Recording) -> list[Chart]:
     """Part accepted over the threshold, a line for each kind."""
-    pooled = _pooled(recording)
+    found = pooled(recording)
     series = [
         Series(KINDS[kind], [(at, accepted(etas, at)) for at in THRESHOLDS], steps=True)
-        for kind, etas in pooled.items()
+        for kind, etas in found.items()
         if etas
     ]
     return [Chart("Who is accepted at which threshold", "η_ver", "part accepted", series)]

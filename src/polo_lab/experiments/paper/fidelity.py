@@ -10,18 +10,20 @@ from polo_lab.experiments.paper import published
 from polo_lab.experiments.paper.cells import at_once, part, percent, points, ratio, seconds
 from polo_lab.experiments.paper.pairs import GRID, HEADLINE, LONG, PAIRS, QUICK
 from polo_lab.experiments.paper.subject import (
+    NONE,
     Marked,
     Marking,
-    Plain,
-    plain_of,
+    Subject,
+    bare_tests,
     shown,
     subject_of,
     train_marked,
+    train_plain,
     verified,
 )
+from polo_lab.experiments.statistics import median
 from polo_lab.experiments.table import Table
 
-NONE = "none"
 SCHEMES = ("ednn", "riga", "fedipr-kernel", "fedipr")
 PAPER = {"fedipr-kernel": "fedipr"}
 """FedIPR's marks lie in norm scales, of which few models have 8192; where they do not, its other
@@ -31,7 +33,7 @@ BITS = (2048, 1024, 512)
 
 
 def units(quick: bool) -> Iterable[Settings]:
-    """The headline at its full length first, then the grid."""
+    """The headline at its full length first, then the largest size of all pairs, then the rest."""
     if quick:
         yield _unit(QUICK, NONE, 0, PAIRS[QUICK].epochs)
         for scheme in ("ednn", "fedipr"):
@@ -40,9 +42,10 @@ def units(quick: bool) -> Iterable[Settings]:
     yield _unit(HEADLINE, NONE, 0, LONG)
     for scheme in SCHEMES:
         yield _unit(HEADLINE, scheme, BITS[0], LONG)
-    for pair in GRID:
-        yield _unit(pair, NONE, 0, PAIRS[pair].epochs)
-        for bits, scheme in itertools.product(BITS, SCHEMES):
+    for bits, pair in itertools.product(BITS, GRID):
+        if bits == BITS[0]:
+            yield _unit(pair, NONE, 0, PAIRS[pair].epochs)
+        for scheme in SCHEMES:
             yield _unit(pair, scheme, bits, PAIRS[pair].epochs)
 
 
@@ -51,31 +54,34 @@ def _unit(pair: str, scheme: str, bits: int, epochs: int) -> Settings:
 
 
 def measure(settings: Settings, bench: Bench) -> Measured:
-    """One training, and its verification."""
+    """One training, and its verification; tables set a plain training of the same seed beside."""
     subject = subject_of(settings, bench)
-    plain = plain_of(subject, bench)
-    about = {**shown(subject), "plain_accuracy": plain.accuracy}
-    times = {"plain": plain.seconds, "test": plain.testing}
     if settings["scheme"] == NONE:
-        figures = {
-            **about,
-            "accuracy": plain.accuracy,
-            "losses": [e.loss for e in plain.epochs],
-            "compiled": plain.compiled,
-        }
-        return Measured(figures, {**times, "training": plain.seconds})
+        return _plainly(subject)
     marking = Marking(settings["scheme"], settings["bits"])
-    marked = train_marked(subject, marking, bench.folder / "proof")
-    return _judged(marked, plain, about, times)
+    return _judged(train_marked(subject, marking, bench.folder / "proof"))
 
 
-def _judged(
-    marked: Marked, plain: Plain, about: dict[str, Any], times: dict[str, float]
-) -> Measured:
+def _plainly(subject: Subject) -> Measured:
+    plain = train_plain(subject)
+    tests = bare_tests(subject, plain.model)
+    figures = {
+        **shown(subject),
+        "accuracy": plain.accuracy,
+        "losses": [epoch.loss for epoch in plain.epochs],
+        "compiled": plain.compiled,
+        "problem": plain.problem,
+        "test_passes": tests,
+    }
+    return Measured(figures, {"training": plain.seconds, "test": median(tests)})
+
+
+def _judged(marked: Marked) -> Measured:
+    tests = bare_tests(marked.subject, marked.model)
     found = {how: verified(marked, how) for how in ("none", "sample", "all")}
     before = [epoch.eta for epoch in marked.epochs if epoch.eta is not None]
     figures = {
-        **about,
+        **shown(marked.subject),
         "accuracy": marked.accuracy,
         "shards": len(marked.etas),
         "shard_rate": marked.shard_rate,
@@ -84,11 +90,13 @@ def _judged(
         "accepted": all(accepted for accepted, _ in found.values()),
         "precision": str(marked.subject.course.dtype(marked.subject.feed.device)),
         "compiled": marked.compiled,
+        "problem": marked.problem,
+        "test_passes": tests,
     }
     timings = {
-        **times,
         "training": marked.seconds,
         **marked.spent,
+        "test": median(tests),
         **{f"verify_{how}": took for how, (_, took) in found.items()},
     }
     return Measured(figures, timings)
@@ -99,43 +107,72 @@ def wrong(line: Line) -> str:
     return "" if line.figures.get("accepted", True) else "an honest proof was not accepted"
 
 
+def rows(recording: Recording) -> Iterator[dict[str, Any]]:
+    """Values of all marked runs, with those of the plain run of the same seed under `plain`."""
+    plain = {_place(line): line for line in recording.done if line.settings["scheme"] == NONE}
+    for line in recording.done:
+        if line.settings["scheme"] != NONE:
+            beside = plain.get(_place(line))
+            yield {**line.values, "at_once": at_once(line), "plain": _beside(line, beside)}
+
+
+def _place(line: Line) -> tuple[Any, ...]:
+    return tuple(line.settings[name] for name in ("pair", "epochs", "seed"))
+
+
+def _beside(line: Line, plain: Line | None) -> dict[str, Any]:
+    """Accuracy of a plain run; its seconds too, where both had the machine to the same extent."""
+    if plain is None:
+        return {}
+    found = {"accuracy": plain.figures["accuracy"]}
+    gpus = [own.machine["gpu"] if own.machine else "" for own in (line, plain)]
+    if at_once(line) == at_once(plain) and len(set(gpus)) == 1:
+        found["training"] = plain.timings["training"]
+    return found
+
+
 _HEAD = (
     "pair", "data", "scheme", "bits", "epochs", "|s|", "η by training alone", "accuracy",
-    "less plain", "the paper's |s|", "its accuracy", "at once", "training", "of plain",
-    "marks verified", "of training", "with all tests", "of bare tests", "sampled",
+    "less plain", "the paper's |s|", "its accuracy", "at once", "compiled", "training", "of plain",
+    "marks verified", "of training", "with all tests", "bare tests", "of bare tests", "sampled",
 )  # fmt: skip
 
 _WORDS = """\
 A shard may end after every epoch; |s| is shards for each epoch. Marks that training has not pressed
 to η ≥ 0.99 by then are finished by a closed-form edit, which the paper does not have; what training
-alone reached stands beside. Verifying marks is hashing, deriving and reading all of them. With
-tests the accuracy of every shard is measured, too, which is compared with the bare tests. The
-paper's figures are from other machines and, for CIFAR-100, other data. *At once*: how many runs
-shared the machine; where it is more than one, times are longer than they need to be."""
+alone reached stands beside. *Of plain*: training without the tests of its shards, which plain
+training does not make, against plain training that shared the machine with as many others.
+Verifying marks is hashing, deriving and reading all of them. With tests the accuracy of every shard
+is measured, too; *bare tests* are as many tests of a model that is there already, each the median
+of five. *Compiled*: how steps were; *no* where they ran without. The paper's figures are from other
+machines and, for CIFAR-100, other data. *At once*: how many runs shared the machine; where it is
+more than one, times are longer than they need to be."""
 
 
 def tables(recording: Recording) -> Iterator[Table]:
     """The paper's table of shard rates, ours beside it."""
-    marked = [_cells(line) for line in recording.done if line.settings["scheme"] != NONE]
+    marked = [_cells(row) for row in rows(recording)]
     yield Table("Shard rate, accuracy and time", _HEAD, marked, _WORDS)
     yield Table(
         "Plain training",
-        ("pair", "data", "weights", "epochs", "accuracy", "at once", "training", "one test"),
+        (
+            "pair", "data", "weights", "epochs", "accuracy", "at once", "compiled", "training",
+            "one test",
+        ),
         [_plain(line) for line in recording.done if line.settings["scheme"] == NONE],
-    )
+    )  # fmt: skip
 
 
 def _plain(line: Line) -> tuple[str, ...]:
     row = line.values
     return (
         row["pair"], row["data"], f"{row['weights']:,}", str(row["epochs"]),
-        percent(row["accuracy"], 2), at_once(line), seconds(row["training"]),
-        seconds(row["test"]),
+        percent(row["accuracy"], 2), at_once(line), row["compiled"] or "no",
+        seconds(row["training"]), seconds(row["test"]),
     )  # fmt: skip
 
 
-def _cells(line: Line) -> tuple[str, ...]:
-    row = line.values
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     theirs = {"pair": PAIRS[row["pair"]].paper, "bits": row["bits"]}
     theirs["scheme"] = PAPER.get(row["scheme"], row["scheme"])
     rate, accuracy = (
@@ -143,6 +180,7 @@ def _cells(line: Line) -> tuple[str, ...]:
     )
     bare = row["test"] * row["shards"]
     reached = sum(row["reached"]) / len(row["reached"]) if row["reached"] else None
+    plain = row["plain"].get("accuracy")
     return (
         row["pair"],
         row["data"],
@@ -152,15 +190,17 @@ def _cells(line: Line) -> tuple[str, ...]:
         percent(row["shard_rate"]),
         percent(reached),
         percent(row["accuracy"], 2),
-        points(row["accuracy"] - row["plain_accuracy"]),
+        points(None if plain is None else row["accuracy"] - plain),
         "–" if rate is None else f"{rate:.1f} %",
         "–" if accuracy is None else f"{accuracy:.2f} %",
-        at_once(line),
+        row["at_once"],
+        row["compiled"] or "no",
         seconds(row["training"]),
-        ratio(row["training"], row["plain"]),
+        ratio(row["training"] - row["tests"], row["plain"].get("training")),
         seconds(row["verify_none"]),
         part(row["verify_none"], row["training"]),
         seconds(row["verify_all"]),
+        seconds(bare),
         ratio(row["verify_all"], bare),
         seconds(row["verify_sample"]),
     )
@@ -176,5 +216,6 @@ EXPERIMENTS = (
         group=("pair", "epochs", "seed"),
         wrong=wrong,
         needs="POLO_DATA and a GPU",
+        ordered=True,
     ),
 )

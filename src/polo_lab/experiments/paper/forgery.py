@@ -90,8 +90,9 @@ _HEAD = (
 )  # fmt: skip
 
 _WORDS = """\
-Every checkpoint of an owner's chain is attacked, with RIGA's marks as in the paper, of the owner's
-size. OFA fine-tunes all weights with the training data at a tenth of the learning rate, five rounds
+Every checkpoint of an owner's chain is attacked, with RIGA's marks as in the paper. Owner and thief
+have marks of the same size here; in the paper the owner's have 2048 bits, whatever the thief's. OFA
+fine-tunes all weights with the training data at a tenth of the learning rate, five rounds
 for 2048 bits and three for fewer; WMA overwrites the weights that the thief's mark sits in, without
 data; *least* is WMA moving them as little as the mark asks for, which the paper does not have. A
 mark that cannot be pressed ends an attack early. η is that of the owner's mark of each shard
@@ -142,7 +143,7 @@ def _cells(line: Line) -> tuple[str, ...]:
 def charts(recording: Recording) -> list[Chart]:
     """Accuracy after every shard: the owner's, and each attack's."""
     found = []
-    rows = [line.values for line in recording.done]
+    rows = [line.values for line in _shown(recording)]
     for pair, bits in dict.fromkeys((row["pair"], row["bits"]) for row in rows):
         own = [row for row in rows if (row["pair"], row["bits"]) == (pair, bits)]
         honest = list(enumerate(own[0]["honest_accuracies"], 1))
@@ -159,18 +160,25 @@ def curve_tables(recording: Recording) -> Iterator[Table]:
     """What every attack left of each shard."""
     lines = [
         (
-            row["pair"], str(row["bits"]), row["attack"], str(stage["shard"]),
-            percent(stage["accuracy_before"], 2), percent(stage["accuracy"], 2),
-            percent(stage["owner_eta"]), percent(stage["thief_eta"]), seconds(stage["seconds"]),
+            line.settings["pair"], str(line.settings["bits"]), line.settings["attack"],
+            str(stage["shard"]), percent(stage["accuracy_before"], 2),
+            percent(stage["accuracy"], 2), percent(stage["owner_eta"]),
+            percent(stage["thief_eta"]), at_once(line), seconds(stage["seconds"]),
         )
-        for row in (line.values for line in recording.done)
-        for stage in row["stages"]
+        for line in _shown(recording)
+        for stage in line.figures["stages"]
     ]  # fmt: skip
     head = (
         "pair", "bits", "attack", "shard", "accuracy, honest", "accuracy", "η of the owner",
-        "η of the thief", "time",
+        "η of the thief", "at once", "time",
     )  # fmt: skip
     yield Table("Attacks shard by shard", head, lines)
+
+
+def _shown(recording: Recording) -> list[Line]:
+    """Runs of the largest size that there is, as the paper's figure has them."""
+    most = max((line.settings["bits"] for line in recording.done), default=0)
+    return [line for line in recording.done if line.settings["bits"] == most]
 
 
 def _curves(quick: bool) -> Iterable[Settings]:

@@ -7,8 +7,8 @@ from polo_lab.experiments import catalogue, lines
 from polo_lab.experiments.figures import names
 from polo_lab.experiments.lines import Recording
 from polo_lab.experiments.origin import origins
-from polo_lab.experiments.paper import claims
-from polo_lab.experiments.table import markdown
+from polo_lab.experiments.paper import claims, findings, targets, timing
+from polo_lab.experiments.table import Table, markdown
 
 NAMES = (
     "comparison", "fidelity", "timing", "ofa-wma", "attack-curves", "takeover", "learning-rate",
@@ -29,12 +29,20 @@ def sections(results: Path) -> Iterator[str]:
     yield _WORDS
     yield "### What does not hold in the paper itself"
     yield _listed(claims.of_the_paper())
-    if told := _listed(claims.of_ours(found)):
-        yield "### What our runs show"
-        yield told
+    for title, sentences in (
+        ("What was aimed at", targets.of_ours(found)),
+        ("What our runs show", findings.of_ours(found)),
+    ):
+        if told := _listed(sentences):
+            yield f"### {title}"
+            yield told
     for name, recording in found.items():
         if recording.lines:
             yield from _section(name, recording)
+        elif name == "timing":
+            # What is cited needs no run.
+            yield f"## {name}: {catalogue.find(name).title}"
+            yield from _table(timing.cited())
 
 
 def _section(name: str, recording: Recording) -> Iterator[str]:
@@ -43,8 +51,7 @@ def _section(name: str, recording: Recording) -> Iterator[str]:
     yield from origins(recording)
     for table in experiment.tables(recording):
         if table.rows:
-            yield f"### {table.title}"
-            yield from filter(None, (table.words, markdown(table)))
+            yield from _table(table)
     charts = experiment.charts(recording)
     for chart, file in zip(charts, names(name, len(charts), "svg"), strict=True):
         yield f"![{chart.title}](../results/{FIGURES}/{file})"
@@ -52,6 +59,11 @@ def _section(name: str, recording: Recording) -> Iterator[str]:
     if others and not experiment.recorded:
         yield "Refused, diverged or crashed:"
         yield "\n".join(f"- {line.key}: {line.ended}. {line.note}" for line in others)
+
+
+def _table(table: Table) -> Iterator[str]:
+    yield f"### {table.title}"
+    yield from filter(None, (table.words, markdown(table)))
 
 
 def _read(name: str, results: Path) -> Recording:

@@ -3,7 +3,7 @@
 import functools
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,23 @@ from polo.prover import Proof
 from polo.tasks import Task
 from polo.verifier import Outcome
 from polo.verifier.policy import Policy
+from polo_lab.experiments import machine
 from polo_lab.experiments.experiment import Bench
-from polo_lab.experiments.lines import Settings
+from polo_lab.experiments.lines import Line, Settings
 from polo_lab.experiments.paper.pairs import PAIRS, Pair
-from polo_lab.training import Epoch, train
+from polo_lab.training import Epoch, evaluate, train
 
 SHARDS = 200
 """Shards that terms allow, at most: more than any run has."""
+
+NONE = "none"
+"""The scheme of a training without marks."""
+
+_PASSES = 5
+"""Tests of one model that are timed: a single one may be anything."""
+
+_PLAIN = ("fidelity", "learning-rate", "eta-g")
+"""Experiments whose lines say how well training without marks does."""
 
 _NO_EDIT = 1e-6
 """The least budget that terms can give a finishing step: it turns nothing."""
@@ -66,16 +76,16 @@ class Plain:
         accuracy: Its accuracy.
         epochs: Its epochs.
         seconds: What training took.
-        testing: Seconds of one test of the model.
-        compiled: How its steps were compiled, or why they could not be; empty if not asked for.
+        compiled: How its steps were compiled; empty if they were not.
+        problem: Why they could not be; empty if they were, or nobody asked.
     """
 
     model: nn.Module
     accuracy: float
     epochs: Sequence[Epoch]
     seconds: float
-    testing: float
     compiled: str
+    problem: str
 
 
 @dataclass(frozen=True)
@@ -124,8 +134,10 @@ class Marked:
         proof: The proof, with all checkpoints.
         issuer: Who enrolled the owner.
         seconds: What training took, with everything about the proof.
-        spent: Seconds of it by the prover's own count: `embedding`, `sealing`.
+        spent: Seconds of it by the prover's own count, `embedding` and `sealing`; and `tests`, the
+            accuracy of every shard, which is part of sealing and which plain training does without.
         compiled: As of a plain training.
+        problem: Likewise.
     """
 
     subject: Subject
@@ -138,6 +150,7 @@ class Marked:
     seconds: float
     spent: dict[str, float]
     compiled: str
+    problem: str
 
     @property
     def etas(self) -> list[float]:
@@ -160,20 +173,52 @@ def subject_of(settings: Settings, bench: Bench) -> Subject:
     return bench.once(("subject", settings.get("rate", 0.0)), lambda: Subject.of(settings))
 
 
-def plain_of(subject: Subject, bench: Bench) -> Plain:
-    """The training without marks that others of the bench are compared with."""
-    return bench.once(("plain", subject.course), functools.partial(train_plain, subject))
+def plain_accuracy(settings: Settings, subject: Subject, bench: Bench) -> float:
+    """Accuracy without marks: as it is recorded, or trained now, once for a bench."""
+    for name in _PLAIN:
+        for line in bench.recorded(name).done:
+            if _alike(line, settings) and (known := _without_marks(line)) is not None:
+                return known
+    plain = bench.once(("plain", subject.course), functools.partial(train_plain, subject))
+    return plain.accuracy
+
+
+def _alike(line: Line, settings: Settings) -> bool:
+    """Whether a line is about the same training on such a machine, whatever its marks."""
+    usual = PAIRS[settings["pair"]].task.course.rate
+    here = line.machine is not None and line.machine["gpu"] == machine.describe()["gpu"]
+    same = all(line.settings[name] == settings[name] for name in ("pair", "epochs", "seed"))
+    rates = {own.get("rate", 0.0) or usual for own in (line.settings, settings)}
+    return here and same and len(rates) == 1
+
+
+def _without_marks(line: Line) -> float | None:
+    name = "accuracy" if line.settings["scheme"] == NONE else "plain_accuracy"
+    return line.figures.get(name)
 
 
 def train_plain(subject: Subject) -> Plain:
     """Train without marks."""
     found = train(subject.start(), subject.feed, subject.course)
     accuracy = subject.task.evaluate(found.model)
+    return Plain(found.model, accuracy, found.epochs, found.seconds, found.compiled, found.problem)
+
+
+def bare_tests(subject: Subject, model: nn.Module) -> list[float]:
+    """Seconds of testing a model a few times, as a verifier does: in a network built anew.
+
+    Training may have put the weights into another memory format; a verifier reads them from a file.
+    """
+    fresh = subject.task.build_model()
+    fresh.load_state_dict(model.state_dict())
+    subject.task.evaluate(fresh)
+    return [_timed(lambda: subject.task.evaluate(fresh))[1] for _ in range(_PASSES)]
+
+
+def _timed(measure: Callable[[], float]) -> tuple[float, float]:
+    """What is measured, and seconds that it took."""
     began = time.perf_counter()
-    subject.task.evaluate(found.model)
-    testing = time.perf_counter() - began
-    compiled = found.compiled or found.problem
-    return Plain(found.model, accuracy, found.epochs, found.seconds, testing, compiled)
+    return measure(), time.perf_counter() - began
 
 
 def train_marked(subject: Subject, marking: Marking, folder: Path) -> Marked:
@@ -183,7 +228,15 @@ def train_marked(subject: Subject, marking: Marking, folder: Path) -> Marked:
     issued = polo.enrol(terms, identity=owner.public_key, issuer=issuer)
     shutil.rmtree(folder, ignore_errors=True)
     prover = polo.Prover(issued, key=owner, store=folder)
-    found = train(subject.start(), subject.feed, subject.course, prover=prover)
+    model, tests = subject.start(), 0.0
+
+    def metric() -> float:
+        nonlocal tests
+        accuracy, took = _timed(lambda: evaluate(model, subject.feed, subject.course))
+        tests += took
+        return accuracy
+
+    found = train(model, subject.feed, subject.course, prover=prover, metric=metric)
     began = time.perf_counter()
     proof = prover.finish()
     seconds = found.seconds + time.perf_counter() - began
@@ -196,8 +249,13 @@ def train_marked(subject: Subject, marking: Marking, folder: Path) -> Marked:
         proof=proof,
         issuer=issuer,
         seconds=seconds,
-        spent={"embedding": prover.timings.embedding, "sealing": prover.timings.sealing},
-        compiled=found.compiled or found.problem,
+        spent={
+            "embedding": prover.timings.embedding,
+            "sealing": prover.timings.sealing,
+            "tests": tests,
+        },
+        compiled=found.compiled,
+        problem=found.problem,
     )
 
 

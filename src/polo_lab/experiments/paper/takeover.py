@@ -7,8 +7,8 @@ from polo.protocol.detection import MILLION
 from polo_lab.attacks import takeover
 from polo_lab.experiments.chart import Chart, Series
 from polo_lab.experiments.experiment import Bench, Experiment, Measured
-from polo_lab.experiments.lines import Recording, Settings
-from polo_lab.experiments.paper.cells import percent, points, ratio, seconds
+from polo_lab.experiments.lines import Line, Recording, Settings
+from polo_lab.experiments.paper.cells import at_once, percent, points, ratio, seconds
 from polo_lab.experiments.paper.forgery import victim_of
 from polo_lab.experiments.paper.pairs import PAIRS, QUICK
 from polo_lab.experiments.table import Table
@@ -54,13 +54,14 @@ def measure(settings: Settings, bench: Bench) -> Measured:
 
 _HEAD = (
     "pair", "data", "shard", "epochs", "η of the owner", "erased", "η of the thief", "accuracy",
-    "less honest", "time", "of an honest shard",
+    "less honest", "at once", "time", "of an honest shard",
 )  # fmt: skip
 
 _WORDS = """\
 From every checkpoint the attacker fine-tunes by the paper's equations 7 and 8, with λ_blind =
 {blind}, until its own mark has settled and the owner's reads below {eta_ver}, or for {most} epochs.
-It cannot read the owner's mark; who measures can, and lets it stop when it would if it could."""
+It cannot read the owner's mark; who measures can, and lets it stop when it would if it could. *At
+once*: how many runs shared the machine."""
 
 
 def tables(recording: Recording) -> Iterator[Table]:
@@ -70,11 +71,12 @@ def tables(recording: Recording) -> Iterator[Table]:
         name: " or ".join(dict.fromkeys(f"{row[name]:g}" for row in rows))
         for name in ("blind", "eta_ver", "most")
     }
-    cells = [one for row in rows for one in _cells(row)]
+    cells = [one for line in recording.done for one in _cells(line)]
     yield Table("Multi-shard takeover", _HEAD, cells, _WORDS.format(**told))
 
 
-def _cells(row: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+def _cells(line: Line) -> Iterator[tuple[str, ...]]:
+    row = line.values
     honest = row["honest_seconds"] / row["honest_shards"] if row["honest_shards"] else None
     for stage, erased in zip(row["stages"], row["erased"], strict=True):
         epochs = max(p["epoch"] for p in row["curve"] if p["shard"] == stage["shard"])
@@ -82,7 +84,7 @@ def _cells(row: dict[str, Any]) -> Iterator[tuple[str, ...]]:
             row["pair"], row["data"], str(stage["shard"]), str(epochs),
             percent(stage["owner_eta"]), "yes" if erased else "no", percent(stage["thief_eta"]),
             percent(stage["accuracy"], 2), points(stage["accuracy"] - stage["accuracy_before"]),
-            seconds(stage["seconds"]), ratio(stage["seconds"], honest),
+            at_once(line), seconds(stage["seconds"]), ratio(stage["seconds"], honest),
         )  # fmt: skip
 
 

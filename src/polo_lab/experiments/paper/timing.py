@@ -6,6 +6,7 @@ training is its own.
 
 import functools
 import itertools
+import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -13,41 +14,53 @@ from typing import Any
 
 from polo_lab.baselines import chain, plain, pol_hash, pol_vanilla, watermark_only, zk
 from polo_lab.baselines.job import Job
+from polo_lab.baselines.rows import PARTS
 from polo_lab.experiments.experiment import Bench, Experiment, Measured
 from polo_lab.experiments.lines import Line, Recording, Settings
 from polo_lab.experiments.paper import published
-from polo_lab.experiments.paper.cells import part, percent, ratio, seconds
+from polo_lab.experiments.paper.cells import at_once, part, percent, ratio, seconds
 from polo_lab.experiments.paper.pairs import GRID, HEADLINE, LONG, PAIRS, QUICK
 from polo_lab.experiments.table import Table
 
 METHODS = {m.METHOD: m for m in (plain, chain, pol_vanilla, pol_hash, watermark_only)}
+REPLAYED = {m.METHOD: m for m in (pol_vanilla, pol_hash)}
+"""Methods whose long runs are taken apart: each part takes as long as training."""
+
 BITS = (2048, 1024, 512)
 _SHORT = 5
 """Epochs of the grid: verification by replay takes as long again, twice for two methods."""
 
+_KEY = ("pair", "method", "bits", "scheme", "epochs", "seed")
+
 
 def units(quick: bool) -> Iterable[Settings]:
-    """All methods, the headline at its full length first; bits matter to those with marks alone."""
+    """All methods, the headline at its full length first, then all pairs, the largest size first.
+
+    Bits matter to those with marks alone.
+    """
     if quick:
-        yield from _methods(QUICK, 2, (256,))
+        yield from _methods(QUICK, 2, 256)
         return
-    yield from _methods(HEADLINE, LONG, BITS[:1])
-    for pair in GRID:
-        yield from _methods(pair, _SHORT, BITS)
+    yield from _methods(HEADLINE, LONG, BITS[0])
+    for bits, pair in itertools.product(BITS, GRID):
+        for unit in _methods(pair, _SHORT, bits):
+            if unit["bits"] or bits == BITS[0]:
+                yield unit
 
 
-def _methods(pair: str, epochs: int, sizes: Iterable[int]) -> Iterator[Settings]:
-    for method, bits in itertools.product(METHODS, sizes):
+def _methods(pair: str, epochs: int, bits: int) -> Iterator[Settings]:
+    for method in METHODS:
         marked = method in (chain.METHOD, watermark_only.METHOD)
-        if marked or bits == max(sizes):
-            yield {
-                "pair": pair,
-                "method": method,
-                "bits": bits if marked else 0,
-                "scheme": "ednn" if marked else "none",
-                "epochs": epochs,
-                "seed": 0,
-            }
+        unit = {
+            "pair": pair,
+            "method": method,
+            "bits": bits if marked else 0,
+            "scheme": "ednn" if marked else "none",
+            "epochs": epochs,
+            "seed": 0,
+        }
+        apart = method in REPLAYED and epochs >= LONG
+        yield from ({**unit, "part": name} for name in PARTS) if apart else (unit,)
 
 
 def measure(settings: Settings, bench: Bench) -> Measured:
@@ -59,15 +72,30 @@ def measure(settings: Settings, bench: Bench) -> Measured:
         # than two there would be nothing to choose from.
         asked["every"] = Job.of(asked).pass_steps // 2
     bench.once("warm", functools.partial(_warm, asked))
-    with tempfile.TemporaryDirectory(dir=bench.folder) as own:
-        row = METHODS[settings["method"]].run(asked, Path(own))
-    timings = {f"proving_{phase}": took for phase, took in row.pop("seconds").items()}
+    row = _part(settings, asked, bench) if "part" in settings else _whole(settings, asked, bench)
+    timings = {f"proving_{phase}": took for phase, took in row.pop("seconds", {}).items()}
     for name in [key for key in row if key.endswith("_seconds")]:
         timings[name] = row.pop(name)
     for name in [key for key in row if key.startswith("verify_")]:
         timings[name] = row[name].pop("total_seconds")
     figures = {"data": pair.task.data.title, **row}
     return Measured({k: v for k, v in figures.items() if k not in settings}, timings)
+
+
+def _whole(settings: Settings, asked: dict[str, Any], bench: Bench) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(dir=bench.folder) as own:
+        row: dict[str, Any] = METHODS[settings["method"]].run(asked, Path(own))
+    return row
+
+
+def _part(settings: Settings, asked: dict[str, Any], bench: Bench) -> dict[str, Any]:
+    """One part; the trajectory stays for the next ones, which another call may measure."""
+    name = "-".join(str(settings[key]).replace("/", "-") for key in _KEY)
+    folder = bench.kept(f"timing-{name}")
+    row: dict[str, Any] = REPLAYED[settings["method"]].run_part(asked, folder, settings["part"])
+    if settings["part"] == PARTS[-1]:
+        shutil.rmtree(folder, ignore_errors=True)
+    return row
 
 
 def _marks(settings: Settings) -> dict[str, Any]:
@@ -90,8 +118,8 @@ def wrong(line: Line) -> str:
 
 _VERDICTS = ("verify_all", "verify_sampled", "verify_marks")
 _HEAD = (
-    "pair", "data", "epochs", "method", "bits", "accuracy", "training + proof", "of plain",
-    "stored", "verified in full", "of plain", "sampled", "marks alone",
+    "pair", "data", "epochs", "method", "bits", "accuracy", "at once", "training + proof",
+    "of plain", "stored", "verified in full", "of plain", "sampled", "marks alone",
     "the paper's training + proof, of plain", "its verification, of plain",
 )  # fmt: skip
 
@@ -100,20 +128,33 @@ _WORDS = """\
 and read and every shard is tested; for the others the model is tested. *Sampled*: the largest
 update of each epoch (vanilla), a quarter of the segments (hash), the accuracy of O(log S) shards
 (PoLO). *Marks alone*: hashing, deriving and reading, no test. Vanilla's thresholds are calibrated
-beforehand, which is not counted. All train with kernels that come out the same every time."""
+beforehand, which is not counted. All train with kernels that come out the same every time, images
+with SGD and texts with AdamW. *At once*: how many runs shared the machine."""
+
+
+def rows(recording: Recording) -> list[dict[str, Any]]:
+    """Values of every method's run, its parts together."""
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for line in recording.done:
+        row = found.setdefault(tuple(line.settings[name] for name in _KEY), {"at_once": "1"})
+        shared = max(row["at_once"], at_once(line), key=int)
+        row |= {**line.values, "at_once": shared}
+    return list(found.values())
 
 
 def tables(recording: Recording) -> Iterator[Table]:
     """The paper's table of times, ours beside it, and what zero-knowledge takes, cited."""
-    rows = [line.values for line in recording.done]
-    bare = {(r["pair"], r["epochs"]): _total(r) for r in rows if r["method"] == plain.METHOD}
-    cells = [_cells(row, bare.get((row["pair"], row["epochs"]))) for row in rows]
+    own = rows(recording)
+    bare = {(r["pair"], r["epochs"]): _total(r) for r in own if r["method"] == plain.METHOD}
+    cells = [_cells(row, bare.get((row["pair"], row["epochs"]))) for row in own]
     yield Table("Generation and verification", _HEAD, cells, _WORDS)
     yield cited()
 
 
-def _total(row: dict[str, Any]) -> float:
-    return float(sum(took for name, took in row.items() if name.startswith("proving_")))
+def _total(row: dict[str, Any]) -> float | None:
+    """Seconds of training with all that is proved; None if that part was not run."""
+    phases = [took for name, took in row.items() if name.startswith("proving_")]
+    return float(sum(phases)) if phases else None
 
 
 def _cells(row: dict[str, Any], bare: float | None) -> tuple[str, ...]:
@@ -130,10 +171,11 @@ def _cells(row: dict[str, Any], bare: float | None) -> tuple[str, ...]:
         str(row["epochs"]),
         method,
         str(row["bits"] or "–"),
-        percent(row["accuracy"], 2),
+        percent(row.get("accuracy"), 2),
+        row["at_once"],
         seconds(_total(row)),
         ratio(_total(row), bare),
-        f"{row['bytes_stored'] / 1e6:.1f} MB",
+        f"{row['bytes_stored'] / 1e6:.1f} MB" if "bytes_stored" in row else "–",
         seconds(_took(row, "verify_all")),
         part(_took(row, "verify_all"), bare),
         seconds(_took(row, "verify_sampled")),
@@ -151,7 +193,10 @@ def _took(row: dict[str, Any], name: str) -> float | None:
 
 def cited() -> Table:
     """What others say about proofs of training in zero knowledge; none of it was measured here."""
-    head = ("model", "weights", "batch", "seconds to prove a step", "to verify", "memory", "source")
+    head = (
+        "model", "weights, as cited", "batch", "seconds to prove a step", "to verify", "memory",
+        "source",
+    )  # fmt: skip
     lines = [
         (
             one.model,
@@ -177,5 +222,6 @@ EXPERIMENTS = (
         group=("pair", "epochs", "seed"),
         wrong=wrong,
         needs="POLO_DATA and a GPU",
+        ordered=True,
     ),
 )

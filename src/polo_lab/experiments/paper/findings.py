@@ -1,0 +1,233 @@
+"""What our runs say against the paper, or for it, in sentences; every number is a recorded one."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from polo_lab.experiments.lines import CRASHED, DIVERGED, Recording
+from polo_lab.experiments.paper import comparison, eta_ver, fidelity, published
+from polo_lab.experiments.paper.targets import MARKS, TESTS
+
+CLOSE = 0.005
+"""Accuracy within half a point of plain training counts as kept."""
+
+Row = Mapping[str, Any]
+
+
+def of_ours(found: Mapping[str, Recording]) -> Iterator[str]:
+    """Everything that recorded runs show; nothing where there are none."""
+    yield from _compared(found["comparison"])
+    marked = list(fidelity.rows(found["fidelity"]))
+    yield from _fidelity(marked)
+    yield from _shards(marked)
+    yield from _verified(marked)
+    yield from _uncompiled([line.values for line in found["fidelity"].done])
+    yield from _forged([line.values for line in found["ofa-wma"].done])
+    yield from _taken([line.values for line in found["takeover"].done])
+    yield from _swept("learning-rate", "rate", "raises", found)
+    yield from _swept("eta-g", "eta_g", "lowers", found)
+    yield from _thresholds(found["eta-ver"])
+    yield from _language_models([line.values for line in found["llm"].done])
+    yield from _failed(found)
+
+
+_ATTACKED = ("ownership", "reconstruction", "synthetic", "loophole", "no-data")
+"""Properties that do not depend on how large a model is."""
+
+
+def _compared(recording: Recording) -> Iterator[str]:
+    """Ticks and crosses of the paper that came out the other way."""
+    for line in recording.done:
+        method, own = line.settings["method"], line.figures["properties"]
+        theirs = comparison.ticks(method)
+        other = [
+            name for name in _ATTACKED if name in own and theirs.get(name, own[name]["held"])
+            is not own[name]["held"]
+        ]  # fmt: skip
+        lost = [f"{comparison.PROPERTIES[n]} ({own[n]['why']})" for n in other if theirs[n]]
+        won = [f"{comparison.PROPERTIES[n]} ({own[n]['why']})" for n in other if not theirs[n]]
+        if lost:
+            yield f"{method}: the paper's ticks do not reproduce: {'; '.join(lost)}."
+        if won:
+            yield (
+                f"{method}: the paper's crosses do not reproduce: {'; '.join(won)}. Stronger "
+                "attacks of the literature were not run."
+            )
+    yield from _chained({x.settings["method"]: x.figures["properties"] for x in recording.done})
+
+
+def _chained(by: Mapping[str, Row]) -> Iterator[str]:
+    """Why a chain alone is not enough, and what is."""
+    alone, every = (by.get(f"polo, {levels}", {}) for levels in ("chain", "all levels"))
+    names = ("reconstruction", "synthetic", "loophole")
+    fails = [name for name in names if name in alone and not alone[name]["held"]]
+    if fails:
+        holds = [name for name in fails if name in every and every[name]["held"]]
+        yield (
+            "Marks are pressed by an edit in closed form, and so can a chain of them be without "
+            f"any training: the chain alone does not reject {', '.join(fails)}. The levels start, "
+            f"progress and replay beside it reject {', '.join(holds) or 'none of them'}, at the "
+            "price of showing samples of the steps that are drawn."
+        )
+
+
+def _fidelity(rows: Sequence[Row]) -> Iterator[str]:
+    lost = [(r["plain"]["accuracy"] - r["accuracy"], r) for r in rows if r["plain"]]
+    if not lost:
+        return
+    kept = sum(loss <= CLOSE for loss, _ in lost)
+    yield f"Accuracy is at most half a point below plain training in {kept} of {len(lost)} rows."
+    for loss, row in sorted(lost, key=lambda one: -one[0]):
+        if loss > CLOSE:
+            yield (
+                f"{row['pair']}, {row['scheme']}, {row['bits']} bits, {row['epochs']} epochs: "
+                f"{100 * loss:.1f} points are lost."
+            )
+
+
+def _shards(rows: Sequence[Row]) -> Iterator[str]:
+    every = sum(row["shard_rate"] >= 1 for row in rows)
+    if every:
+        yield (
+            f"The paper's shard rates do not come out: every epoch ends in a shard in {every} of "
+            f"{len(rows)} rows, since the finishing step turns what training has not. "
+            "`learning-rate` and `eta-g` are without that step."
+        )
+
+
+def _verified(rows: Sequence[Row]) -> Iterator[str]:
+    alone = [row for row in rows if row["at_once"] == "1"]
+    if not alone:
+        return
+    cheap = sum(row["verify_none"] <= MARKS * row["training"] for row in alone)
+    near = sum(row["verify_all"] <= TESTS * row["test"] * row["shards"] for row in alone)
+    yield (
+        f"Of {len(alone)} rows that had the machine to themselves, hashing, deriving and reading "
+        f"all marks takes at most {MARKS:.0%} of training in {cheap}; with the tests of all shards "
+        f"it takes at most {TESTS:g} times the bare tests in {near}."
+    )
+
+
+def _uncompiled(rows: Sequence[Row]) -> Iterator[str]:
+    failed = [row["problem"] for row in rows if row["problem"]]
+    if failed:
+        yield (
+            f"Steps could not be compiled in {len(failed)} of {len(rows)} runs of fidelity, which "
+            f"took longer for it. The first said: {failed[0].splitlines()[0]}"
+        )
+
+
+def _forged(rows: Sequence[Row]) -> Iterator[str]:
+    for attack in dict.fromkeys(row["attack"] for row in rows):
+        own = [row for row in rows if row["attack"] == attack]
+        passed = sum(row["thief_accepted"] for row in own)
+        named = sum(row["claim"]["claimed"] for row in own)
+        costs = [row["attack_seconds"] / row["honest_seconds"] for row in own]
+        yield (
+            f"Forging by {attack} costs {min(costs):.2f} to {max(costs):.2f} times honest "
+            f"training; level chain alone accepts {passed} of {len(own)} forged proofs, and the "
+            f"owner is still named in {named} of the models."
+        )
+    least = [row for row in rows if row["attack"] == "wma-least" and row["thief_accepted"]]
+    if least:
+        lost = max(row["honest_accuracy"] - row["accuracy_last"] for row in least)
+        first = sum(row["owner_first"] for row in least)
+        yield (
+            "That forging is impractical does not reproduce for the chain alone: an edit of the "
+            f"least size forges it without data, at {100 * lost:.1f} points of accuracy at most. "
+            "Effort is shown by the levels progress and replay and by receipts; `polo compare` "
+            f"names the owner first in {first} of {len(least)}."
+        )
+
+
+def _taken(rows: Sequence[Row]) -> Iterator[str]:
+    for row in (row for row in rows if row["attacked_shards"]):
+        erased = sum(row["erased"])
+        honest = row["honest_seconds"] / row["honest_shards"]
+        cost = row["attack_seconds"] / row["attacked_shards"] / honest
+        yield (
+            f"Takeover of {row['pair']}: {erased} of {len(row['erased'])} owner's marks are "
+            f"erased, at {cost:.1f} times an honest shard each; accuracy is "
+            f"{100 * (row['accuracy_last'] - row['honest_accuracies'][-1]):+.1f} points from the "
+            "owner's last."
+        )
+
+
+def _swept(name: str, setting: str, does: str, found: Mapping[str, Recording]) -> Iterator[str]:
+    """Whether shard rates go the way that the paper says."""
+    rows = [line.values for line in found[name].done]
+    for pair in dict.fromkeys(row["pair"] for row in rows):
+        own = sorted((row for row in rows if row["pair"] == pair), key=lambda row: row[setting])
+        rates = [row["shard_rate"] for row in own]
+        if len(rates) < 2:
+            continue
+        right = sorted(rates, reverse=does == "lowers") == rates and rates[0] != rates[-1]
+        told = ", ".join(f"{row['shard_rate']:.0%} at {row[setting]:g}" for row in own)
+        yield (
+            f"{name}, {pair}: that more {does} |s| {'comes' if right else 'does not come'} out: "
+            f"{told}."
+        )
+
+
+def _thresholds(recording: Recording) -> Iterator[str]:
+    """What is left of the owner's marks, and what a threshold lets in."""
+    pooled = eta_ver.pooled(recording)
+    attacked = [eta for kind in ("ofa", "wma", "takeover") for eta in pooled[kind]]
+    forged = [eta for kind in ("forged-ofa", "forged-wma") for eta in pooled[kind]]
+    chosen = published.figure("eta-ver", "eta_ver", what="threshold")
+    least = published.figure("text", "least", what="rate after attacks")
+    if attacked and least is not None:
+        below = sum(100 * eta <= least for eta in attacked)
+        yield (
+            f"eta-ver: marks are said to keep over {least:g} % after attacks; {below} of "
+            f"{len(attacked)} of ours do not, the lowest reads {min(attacked):.1%}."
+        )
+    if forged and chosen is not None:
+        passing = sum(eta >= chosen for eta in forged)
+        yield (
+            f"eta-ver: no threshold on η keeps forgers out, since whoever has the weights can "
+            f"press marks of their own: {passing} of {len(forged)} forged marks pass {chosen:g}."
+        )
+
+
+def _language_models(rows: Sequence[Row]) -> Iterator[str]:
+    """How much faster than replay a language model's adapter is verified."""
+    said = _said_ratios()
+    for model in dict.fromkeys(row["model"] for row in rows):
+        own = [row for row in rows if row["model"] == model]
+        replays = {row["task"]: row["replaying"] for row in own if not row["bits"]}
+        ratios = [
+            replays[row["task"]] / row["verifying"]
+            for row in own
+            if row["bits"] and row["task"] in replays
+        ]
+        steps = max(row["shards"] * row["steps"] for row in own)
+        if ratios and said:
+            yield (
+                f"llm, {model}: full replay takes {min(ratios):.1f} to {max(ratios):.1f} times as "
+                f"long as verification, in the paper's table {min(said):.0f} to {max(said):.0f} "
+                f"times. Here it is {steps:,} steps, and a verifier hashes the whole base, which "
+                "terms name, before it reads any mark; the paper does not speak of that."
+            )
+
+
+def _said_ratios() -> list[float]:
+    """The same of the paper's own table."""
+    table = published.table("llm")
+    replays = {
+        row.settings["model"]: row.figures["verification_minutes"]
+        for row in table
+        if row.settings["method"] == "gd-pol"
+    }
+    return [
+        replays[row.settings["model"]] / row.figures["verification_minutes"]
+        for row in table
+        if row.settings["method"] == "polo"
+    ]
+
+
+def _failed(found: Mapping[str, Recording]) -> Iterator[str]:
+    for name, recording in found.items():
+        for line in recording.lines:
+            # Some experiments are another view of the same lines.
+            if name == line.experiment and line.ended in (CRASHED, DIVERGED):
+                yield f"{name}, {line.key}: {line.ended}. {line.note}".strip()
