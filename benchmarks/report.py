@@ -31,8 +31,14 @@ def main() -> None:
     attacked = [_recorded(name) for name in ("robustness.json", "robustness-gpu.json")]
     PAGE.parent.mkdir(exist_ok=True)
     found = [item for item in attacked if item]
-    beside = _recorded("effort-gpu.json")
-    text = page(recorded, _recorded("noise.json"), found, _recorded("progress.json"), beside)
+    text = page(
+        recorded,
+        _recorded("noise.json"),
+        found,
+        progress=_recorded("progress.json"),
+        effort=_recorded("effort-gpu.json"),
+        newer=_recorded("newer.json"),
+    )
     PAGE.write_text(text)
     scan_growth.write(recorded)
 
@@ -49,6 +55,7 @@ def page(
     attacked: Sequence[Mapping[str, Any]],
     progress: Mapping[str, Any] | None = None,
     effort: Mapping[str, Any] | None = None,
+    newer: Mapping[str, Any] | None = None,
 ) -> str:
     """The page's text."""
     parts = [_INTRODUCTION, "## Machine", *_machine(recorded["machine"])]
@@ -62,10 +69,11 @@ def page(
         parts += ownership.sections(found, again=bool(at))
     if progress:
         parts += ["## Does it look like training?", *likeness.section(progress)]
-    if effort:
-        parts += ["## Evidence of effort on a GPU", *_machine(effort["machine"])]
-        parts += [table.markdown(table.HEAD, table.rows(effort["benchmarks"]))]
-        parts += _notes(effort["benchmarks"])
+    for title, other in (("Evidence of effort on a GPU", effort), ("On another machine", newer)):
+        if other:
+            parts += [f"## {title}", *_machine(other["machine"])]
+            parts += [table.markdown(table.HEAD, table.rows(other["benchmarks"]))]
+            parts += _notes(other["benchmarks"])
     return "\n\n".join(parts) + "\n"
 
 

@@ -118,6 +118,9 @@ def test_honest_alarms_are_counted() -> None:
     page = page_of(HONEST, alarm)
     assert "| all | 0 | 0 | 1 | 0 | 1 of 2 | 1.3 to 98.7 % |" in page
     assert "| progress | path | 1 of 2 (1.3 to 98.7 %) | – |" in page
+    assert f"- **{alarm.task}, {alarm.optimizer}, {alarm.schedule} rate, seed" in page
+    assert "rejected** by progress/path." in page
+    assert "not accepted" not in page_of(HONEST).split("Attack × level")[0].split("##", 2)[2]
 
 
 def test_the_page_is_what_was_recorded() -> None:

@@ -84,6 +84,9 @@ def sections(name: str, recording: Recording) -> Iterator[str]:
     yield from _setting(recording, rows)
     yield "### What still passes"
     yield _passing(attacked)
+    if alarms := [row for row in honest if row.outcome != ERROR and not row.accepted]:
+        yield "### Honest runs that were not accepted"
+        yield "\n".join(map(_alarm, alarms))
     for table in tables(recording):
         yield f"### {table.title}"
         yield markdown(table)
@@ -137,6 +140,11 @@ def _passed(name: str, passed: Sequence[Row], trials: int) -> str:
         + "**"
         + (f". For instance: {note}." if note else "")
     )
+
+
+def _alarm(row: Row) -> str:
+    case = f"{row.task}, {row.optimizer}, {row.schedule} rate, seed {row.seed}"
+    return f"- **{case}: {row.outcome}** by {', '.join(row.faults)}."
 
 
 def _table(attacked: Sequence[Row]) -> Table:

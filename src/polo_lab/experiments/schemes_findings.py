@@ -1,7 +1,7 @@
 """What recorded trainings say about schemes, in sentences; every number comes from the rows."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from polo.checks import counted
@@ -130,27 +130,24 @@ def _about(groups: Sequence[Group]) -> Iterator[str]:
 
 def by_load(groups: Sequence[Group]) -> list[Group]:
     """Groups of one scheme and λ put together by load, each over the sizes that all loads have."""
-    found = []
-    for scheme, strength in dict.fromkeys((group.scheme, group.strength) for group in groups):
-        own = [g for g in groups if (g.scheme, g.strength) == (scheme, strength)]
-        loads = sorted({group.load for group in own})
-        sizes = set.intersection(*({g.bits for g in own if g.load == load} for load in loads))
-        if len(loads) > 1 and sizes:
-            found += [_together([g for g in own if g.load == x and g.bits in sizes]) for x in loads]
-    return found
+    return _swept(groups, lambda g: (g.scheme, g.strength), lambda g: g.load)
 
 
 def by_strength(groups: Sequence[Group]) -> list[Group]:
     """The same by λ, at one load."""
+    return _swept(groups, lambda g: (g.scheme, g.load), lambda g: g.strength)
+
+
+def _swept(
+    groups: Sequence[Group], same: Callable[[Group], object], along: Callable[[Group], int]
+) -> list[Group]:
     found = []
-    for scheme, load in dict.fromkeys((group.scheme, group.load) for group in groups):
-        own = [g for g in groups if (g.scheme, g.load) == (scheme, load)]
-        values = sorted({group.strength for group in own})
-        sizes = set.intersection(*({g.bits for g in own if g.strength == x} for x in values))
-        if len(values) > 1 and sizes:
-            found += [
-                _together([g for g in own if g.strength == x and g.bits in sizes]) for x in values
-            ]
+    for kind in dict.fromkeys(map(same, groups)):
+        own = [group for group in groups if same(group) == kind]
+        parts = [[g for g in own if along(g) == x] for x in sorted({along(g) for g in own})]
+        sizes = set.intersection(*({group.bits for group in part} for part in parts))
+        if len(parts) > 1 and sizes:
+            found += [_together([g for g in part if g.bits in sizes]) for part in parts]
     return found
 
 
