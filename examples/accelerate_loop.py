@@ -35,7 +35,7 @@ def main() -> None:
     prover = polo.Prover(folder / "enrolment", key=folder / "trainer.key", store=folder / "proof")
     with attached(  # +
         prover, accelerator, model, optimizer, also={"scheduler": scheduler},
-        resume_from=max(saved.glob("epoch-*"), default=None),
+        resume_from=max(saved.glob("epoch-*"), key=lambda path: int(path.name[6:]), default=None),
     ):  # fmt: skip
         for epoch in range(prover.epoch, EPOCHS):
             for images, labels in data:

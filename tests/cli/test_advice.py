@@ -124,19 +124,19 @@ def test_without_torch_a_file_is_still_looked_at(digits: Path, in_child: Any) ->
     assert "needs torch: pip install 'polo-proof[torch]'" in said
 
 
-def test_adapters_are_judged_in_small_blocks(
+def test_adapters_are_planned_as_they_are_enrolled_and_small_blocks_advised(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names = [f"layers.{at}.q_proj.lora_{side}.weight" for at in range(8) for side in "AB"]
     save_file({name: torch.randn(8, 128) for name in names}, tmp_path / "adapter.safetensors")
     assert run("validate", tmp_path / "adapter.safetensors", "--json") == 0
     found = json.loads(capsys.readouterr().out)
-    assert {item["blocks"] for item in found["tensors"]} == {8 * 128 // 64}
+    assert {item["blocks"] for item in found["tensors"]} == {8 * 128 // 256}
     assert (found["advised"]["scheme"], found["advised"]["block"]) == ("signed", 64)
-    order = ("validate", tmp_path / "adapter.safetensors", "--block", "256", "--json")
+    order = ("validate", tmp_path / "adapter.safetensors", "--block", "64", "--json")
     assert run(*order) == 0
     found = json.loads(capsys.readouterr().out)
-    assert {item["blocks"] for item in found["tensors"]} == {8 * 128 // 256}
+    assert {item["blocks"] for item in found["tensors"]} == {8 * 128 // 64}
 
 
 @pytest.mark.parametrize(

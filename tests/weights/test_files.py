@@ -17,6 +17,7 @@ from torch import nn
 from polo.errors import FormatError, LimitError, PoloError, StoreError, WeightsError
 from polo.protocol.layout import Layout
 from polo.weights import FileCheckpoint, MemoryCheckpoint, checkpoint_of, commit
+from polo.weights.checkpoint import HeldCheckpoint
 from polo.weights.files import MAX_HEADER, header_of, open_plain, read_header, write_checkpoint
 from polo.weights.loading import load_into
 
@@ -344,6 +345,18 @@ def test_loading_gives_a_model_exactly_these_weights(tmp_path: Path) -> None:
         load_into(other, stored)
     assert commit(checkpoint_of(other)).root == commit(checkpoint_of(one)).root
     assert other[0].weight.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_weights_that_begin_anywhere_in_memory_are_loaded() -> None:
+    one, other = (nn.Linear(3, 3).double() for _ in range(2))
+    for model in (one, other):
+        model.register_buffer("a", torch.ones(1, dtype=torch.bool))
+    one.register_buffer("z", torch.randn(5, dtype=torch.complex128))
+    other.register_buffer("z", torch.zeros(5, dtype=torch.complex128))
+    held = HeldCheckpoint.copy_of(checkpoint_of(one))
+    assert any(held.layout.offsets[at] % 8 for at in range(1, 4))
+    load_into(other, held, check=True)
+    assert all(map(torch.equal, one.state_dict().values(), other.state_dict().values()))
 
 
 def test_loading_refuses_another_layout() -> None:

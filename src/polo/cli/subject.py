@@ -54,13 +54,6 @@ class Subject:
         """Whether these are the tensors of an adapter."""
         return any("lora_" in tensor.name for tensor in self.layout.tensors)
 
-    def block(self, scheme: str) -> int:
-        """Weights per block that suit a scheme here."""
-        from polo.watermark import schemes
-
-        usual = schemes.scheme(scheme).defaults.block
-        return min(usual, ADAPTER_BLOCK) if self.adapter else usual
-
     def capacity(self, scheme: str, block: int) -> "Capacity":
         """What it can carry of a scheme."""
         from polo import enrolment
@@ -71,10 +64,14 @@ class Subject:
         return capacity(self.layout, block=block, scheme=scheme)
 
     def capacities(self) -> "dict[str, Capacity]":
-        """What it can carry of every built-in scheme, in blocks that suit."""
+        """What it can carry of every built-in scheme, in blocks that suit, for advice."""
         from polo.watermark.schemes import SCHEMES
 
-        return {name: self.capacity(name, self.block(name)) for name in SCHEMES}
+        most = ADAPTER_BLOCK if self.adapter else max(s.defaults.block for s in SCHEMES.values())
+        return {
+            name: self.capacity(name, min(scheme.defaults.block, most))
+            for name, scheme in SCHEMES.items()
+        }
 
     def terms(self, *, scheme: str, bits: int, load: float, block: int, shards: int) -> "Terms":
         """Terms for it."""

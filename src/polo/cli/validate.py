@@ -78,7 +78,7 @@ def validate(
     usual = schemes.scheme(scheme).defaults
     bits = usual.bits if bits is None else bits
     load = usual.load if load is None else load
-    block = subject.block(scheme) if block is None else block
+    block = usual.block if block is None else block
     fits = subject.capacity(scheme, block)
     objection = fits.objection(bits, millionths(load))
     terms = planned = None

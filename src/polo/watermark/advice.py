@@ -87,7 +87,7 @@ def _sized(own: Capacity, why: str) -> Advice | None:
     for bits in SIZES:
         for load in (*LIGHT, _DENSE):
             if not own.objection(bits, load) and own.share(bits, load) <= 1 / 2:
-                return _advice(own, bits, load, (why, _size_reason(bits), tight))
+                return _advice(own, bits, load, (why, tight))
     return None
 
 

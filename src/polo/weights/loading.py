@@ -95,6 +95,9 @@ def _values(checkpoint: Checkpoint, at: int) -> torch.Tensor:
     if not tensor.elements:
         return torch.empty(tensor.shape, dtype=dtype)
     data = _writable(checkpoint.read(at, 0, tensor.size))
+    if checkpoint.layout.offsets[at] % dtype.itemsize:
+        # In memory it begins where the one before ends; kernels want a multiple of its size.
+        data = bytearray(data)
     return torch.frombuffer(data, dtype=dtype).reshape(tensor.shape)
 
 

@@ -52,9 +52,11 @@ def check_data(task: "Task") -> None:
 
     The test is begun and stopped when it runs the model: a whole one may take minutes.
     """
+    from torch.nn.modules.module import register_module_forward_pre_hook
+
     model = task.build_model()
-    for module in model.modules():  # Tests may run parts of it instead.
-        module.register_forward_pre_hook(_stop)
+    # On every module there is: tests may run parts of a model, or what an adapter lies on.
+    hook = register_module_forward_pre_hook(_stop)
     try:
         task.evaluate(model)
     except _ReachedError:
@@ -64,6 +66,8 @@ def check_data(task: "Task") -> None:
     except Exception as error:
         message = f"its models cannot be tested here: {type(error).__name__}: {error}"
         raise TaskError(message) from error
+    finally:
+        hook.remove()
 
 
 def _stop(*_: object) -> NoReturn:

@@ -5,6 +5,7 @@ training is its own.
 """
 
 import functools
+import hashlib
 import itertools
 import shutil
 import tempfile
@@ -15,6 +16,7 @@ from typing import Any
 from polo_lab.baselines import chain, plain, pol_hash, pol_vanilla, watermark_only, zk
 from polo_lab.baselines.job import Job
 from polo_lab.baselines.rows import PARTS
+from polo_lab.experiments import machine
 from polo_lab.experiments.experiment import Bench, Experiment, Measured
 from polo_lab.experiments.lines import Line, Recording, Settings
 from polo_lab.experiments.paper import published
@@ -91,6 +93,8 @@ def _whole(settings: Settings, asked: dict[str, Any], bench: Bench) -> dict[str,
 def _part(settings: Settings, asked: dict[str, Any], bench: Bench) -> dict[str, Any]:
     """One part; the trajectory stays for the next ones, which another call may measure."""
     name = "-".join(str(settings[key]).replace("/", "-") for key in _KEY)
+    # What another version made, or another device, is not what this one would verify.
+    name += "-" + hashlib.sha256(repr(machine.describe()).encode()).hexdigest()[:12]
     folder = bench.kept(f"timing-{name}")
     row: dict[str, Any] = REPLAYED[settings["method"]].run_part(asked, folder, settings["part"])
     if settings["part"] == PARTS[-1]:
