@@ -19,7 +19,7 @@ from polo_lab.tasks import DigitsConv
 SETTINGS = {
     "task": "lab-digits",
     "epochs": 3,
-    "bits": 128,
+    "bits": 256,
     "strength": 0.02,
     "device": "cpu",
     "thief_scheme": "ednn",
