@@ -108,7 +108,9 @@ def run(
     caplog: pytest.LogCaptureFixture,
 ) -> Iterator[Run]:  # fmt: skip
     """A run; afterwards nothing may have been told: the framework brought all weights back."""
-    enrolment = enrol(task=Counting(), scheme="signed", block=64, bits=128, strength=None)
+    enrolment = enrol(
+        task=Counting(), scheme="signed", block=64, bits=128, strength=None, budget=1.0
+    )
     enrolment.save(tmp_path / "enrolment")
     alice.save(tmp_path / "alice.key")
     with caplog.at_level(logging.WARNING, "polo"):
