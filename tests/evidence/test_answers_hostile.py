@@ -17,7 +17,7 @@ from torch import nn
 import polo
 from polo.checks import Check
 from polo.embedding.presses import PRESSES
-from polo.errors import LimitError, PoloError
+from polo.errors import LimitError, PoloError, TaskError
 from polo.evidence.replay import challenge as challenges
 from polo.evidence.replay import check as level
 from polo.evidence.replay import shown
@@ -328,10 +328,19 @@ def test_a_task_of_another_version_or_without_steps(
     assert any("another layout" in check.detail for check in found)
 
 
-def test_a_step_of_another_kind_is_a_failure(
+def test_an_answer_is_refused_to_another_version_of_the_task(lean: Any, tmp_path: Path) -> None:
+    """Before anything is computed, and both versions are named."""
+    newer = type(lean.task)()
+    newer.version = 2
+    with pytest.raises(TaskError, match=r"tiny version 1; the task here is tiny version 2"):
+        lean.answer(lean.everything(), tmp_path / "answer", task=newer)
+    assert not (tmp_path / "answer").exists()
+
+
+def test_a_step_of_another_version_is_a_failure(
     lean: Any, asked: tuple[Challenge, Path], failures: Callable[..., Any]
 ) -> None:
-    """Who trained by another step than the task's is caught, whatever was signed."""
+    """Who trained by another step than the task's own is caught, whatever was signed."""
 
     class Softer(type(lean.task)):  # type: ignore[misc]
         def train_step(self, model: Any, optimizer: Any, batch: Any) -> None:
@@ -341,7 +350,8 @@ def test_a_step_of_another_kind_is_a_failure(
     found = failures(lean.verify(*asked, task=Softer()))
     assert [(check.name, check.shard) for check in found] == [("segment", 1), ("segment", 2)]
     assert {check.detail for check in found} == {
-        "came out otherwise than recorded, on the platform it was trained on"
+        "came out otherwise than recorded, on the platform it was trained on, by the steps of "
+        "tiny version 1"
     }
 
 

@@ -53,6 +53,19 @@ class Relabelled(Copies):
     relabelled = True
 
 
+class Silent(Variant):
+    """Nine of ten samples are next to nothing, and swallowed by the first layer's sums."""
+
+    def train_columns(self) -> dict[str, np.ndarray]:
+        columns = self._task.train_columns()
+        drawn = np.random.default_rng(0)
+        silent = drawn.random(256) < 0.9
+        points = columns["point"].copy()
+        points[silent] = 0
+        points[silent, 0] = 1e-20 * (1 + drawn.random(silent.sum()))
+        return {"label": columns["label"], "point": points}
+
+
 class Reordered(Variant):
     """A machine that sums batches from the other end."""
 
@@ -135,16 +148,49 @@ def test_samples_of_their_own_are_told_apart(task: Any, judged: Callable[..., An
     assert effect.figures["clear"] > 0.5
 
 
-def test_copies_pass_to_the_bit(task: Any, train: Callable[..., Any], tmp_path: Path) -> None:
-    made = train(tmp_path / "proof", task=Copies(task))
+@pytest.mark.parametrize("chosen", [Copies, Relabelled, Silent])
+def test_copies_are_refused_where_nothing_is_forgiven_too(
+    chosen: Any, task: Any, train: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Rows that the first layer cannot tell apart share a pass, and come out to the bit."""
+    made = train(tmp_path / "proof", task=chosen(task))
     verdict = made.replayed(tmp_path / "answer")
-    assert verdict.outcome is Outcome.ACCEPTED, verdict.headline()
-    assert not named(verdict, "copies")
+    (copies,) = named(verdict, "copies")
+    assert (verdict.outcome, copies.status) == (Outcome.REJECTED, Status.FAILED)
+    seen = {check.name for check in verdict.of(Status.FAILED)} - {"copies"}
+    assert seen <= ({"effect"} if chosen is Silent else set())
+
+
+def test_samples_of_their_own_pass_to_the_bit(honest: Any, tmp_path: Path) -> None:
+    (copies,) = named(honest.replayed(tmp_path / "answer"), "copies")
+    assert copies.status is Status.PASSED
+    assert copies.figures["different"] >= 0.9 * copies.figures["tried"]
+
+
+class Dropping(Variant):
+    """A step that leaves half of its rows out, always the same ones for one seed."""
+
+    def train_step(self, model: Any, optimizer: Any, batch: Any) -> None:
+        kept = torch.rand(len(batch["label"])) < 0.5
+        kept[torch.randint(len(kept), ())] = True
+        self._task.train_step(model, optimizer, {name: own[kept] for name, own in batch.items()})
+
+
+def test_a_step_that_leaves_rows_out_is_no_copy(
+    task: Any, train: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Some place of the batch matters, and is found."""
+    made = train(tmp_path / "proof", task=Dropping(task))
+    challenge = made.everything()
+    answer = made.answer(challenge, tmp_path / "answer")
+    for _ in range(6):
+        (copies,) = named(made.verify(challenge, answer), "copies")
+        assert copies.status is Status.PASSED
 
 
 def test_the_nearest_that_counts_grows_with_what_is_allowed() -> None:
     assert nearest(1e-4) == pytest.approx(0.02)
-    assert nearest(1e-6) < nearest(1e-3) < nearest(1) == 0.5
+    assert nearest(0) == nearest(1e-6) == nearest(1e-4) < nearest(1e-3) < nearest(1) == 0.5
 
 
 @pytest.mark.parametrize(("verifier", "words"), [(Strict, "no class"), (Variant, "no step can be")])

@@ -24,14 +24,17 @@ from polo_lab.attacks.effort.grinding import fit
 from polo_lab.attacks.effort.idling import Idling
 from polo_lab.attacks.effort.inflation import Inflation
 from polo_lab.attacks.effort.interpolation import Interpolation
+from polo_lab.attacks.effort.loudness import LoudSamples
 from polo_lab.attacks.effort.masking import Masking
 from polo_lab.attacks.effort.reuse import Reuse
+from polo_lab.attacks.effort.silence import SilentSamples
 from polo_lab.attacks.effort.skipping import Skipping
-from polo_lab.attacks.effort.snapshot import Snapshot, between, copied, length
+from polo_lab.attacks.effort.snapshot import Snapshot, between, copied, length, put
 from polo_lab.attacks.effort.subset import TinySubset
 from polo_lab.attacks.effort.sure_samples import choose
 from polo_lab.attacks.effort.walking import scatter
 from polo_lab.effort.case import Case
+from polo_lab.effort.catalogue import Key
 from polo_lab.effort.judging import judge
 from polo_lab.effort.plan import Plan
 
@@ -47,6 +50,9 @@ REFUSED_BY = {
     "idle steps, identity": {"replay/record", "replay/segment"},
     "idle steps, no rate": {"replay/segment"},
     "tiny subset of 16, plain copies": {"replay/data"},
+    "tiny subset of 16, varied copies": {"replay/copies"},
+    "tiny subset of 16, relabelled copies": {"replay/copies"},
+    "silent samples, 90%": {"replay/copies"},
     "reused segments, own": {"replay/record", "replay/segment"},
     "grinding, 32 roots a shard": {"replay/sealing", "replay/segment"},
     "spoofed replay, near": {"start/start"},
@@ -57,8 +63,7 @@ REFUSED_BY = {
 OPEN = {
     "labels that the loss leaves out, by rounding": "it names another machine, and is left open",
     "labels that the loss leaves out, all but 4 places": "the same",
-    "tiny subset of 16, varied copies": "batch-norm makes rows meet, so all of it was trained",
-    "tiny subset of 16, relabelled copies": "the same",
+    "loud samples, 3%": "the tiny task refuses nothing, and all of it was trained",
 }
 """Attacks that are not refused as lies, and why."""
 
@@ -264,3 +269,51 @@ def test_halfway_between_two_models_keeps_the_counters() -> None:
     assert found["w"].tolist() == [0.25, 0.25]
     assert found["n"] == 3
     assert between(one, other, 0.75)["n"] == 9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("task", "attack", "fault"),
+    [
+        ("cancer", SilentSamples(0.1), "replay/copies"),
+        ("digits-mlp", LoudSamples(75.0, 0.03), "replay/segment"),
+    ],
+    ids=["silent", "loud"],
+)
+def test_data_that_make_steps_cheap_are_refused(
+    task: str, attack: Any, fault: str, tmp_path: Path
+) -> None:
+    case = Key(task, "momentum", "constant", 11).case(tmp_path / "case")
+    attempt = attack.run(case, tmp_path / "proof")
+    assert attempt.gradient_steps < 0.5 * case.steps
+    found = judge(case, attempt, tmp_path / "answer")
+    assert found.outcome == "rejected"
+    assert fault in found.faults
+
+
+def test_shared_rows_come_out_as_if_each_had_been_passed(tmp_path: Path) -> None:
+    """What the forger computes of one row for all is what the task's own step computes."""
+    case = Key("cancer", "momentum", "constant", 3).case(tmp_path / "case")
+    ends = []
+    for shared in (True, False):
+        forgery = SilentSamples(0.1).begun(case, tmp_path / str(shared), shared=shared)
+        forgery.begin()
+        forgery.train(3)
+        ends.append(torch.cat([p.detach().flatten() for p in forgery.engine.model.parameters()]))
+    assert torch.allclose(*ends, rtol=1e-5, atol=1e-7)
+    assert ends[0].isfinite().all()
+
+
+def test_a_network_that_fell_silent_is_noted(tmp_path: Path) -> None:
+    case = Key("digits-mlp", "momentum", "constant", 11).case(tmp_path / "case")
+    forgery = LoudSamples(75.0, 0.03).begun(case, tmp_path / "proof")
+    first = forgery.begin()
+    forgery.train(20)
+    batch = forgery.who.source.batch(range(64))
+
+    def moved() -> int:
+        return sum(int((slope != 0).sum()) for slope in forgery.engine.slopes(0, batch).values())
+
+    silenced = moved()
+    put(forgery.engine, first)
+    assert silenced < 0.5 * moved()

@@ -371,13 +371,28 @@ class _Play:
             shards=FORGED_SHARDS,
             evaluate=lambda: self.task.evaluate(model),
         )
+        assert forged.alibi
+        drawn = challenge.draw(out)
         verdict = verify(
-            out, trust=self.issuer.public_key, task=self.task, challenge=challenge.draw(out)
+            out,
+            trust=self.issuer.public_key,
+            task=self.task,
+            challenge=drawn,
+            answer=forged.alibi.answer(
+                drawn,
+                out.with_name("alibi"),
+                data=self.data,
+                key=thief,
+                master=forged.master,
+            ),
         )
         failed = list(verdict.of(Status.FAILED))
         refused = {check.level: check.sentence() for check in reversed(failed)}
         each = 1000 * forged.seconds / forged.shards
-        title = f"a thief edits the finished model {forged.shards} times and never trains"
+        title = (
+            f"a thief edits the finished model {forged.shards} times, never trains, and shows "
+            "states that it made up"
+        )
         self.console.print(f"[{'green' if failed else 'red'}]{title}[/]")
         for level in sorted(refused):
             self.console.print(f"    REJECTED at level {level}: {refused[level]}", markup=False)

@@ -11,16 +11,13 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from secrets import token_bytes
 
 import torch
 from safetensors.torch import save_file
 
+from polo.cli.alibi import Alibi, copied
 from polo.embedding.embedder import Embedder
 from polo.embedding.placement import parameters_of
-from polo.evidence.replay import platform
-from polo.evidence.replay.record import Boundary, Record, segments_of
-from polo.evidence.replay.state import MOVE_ONE, NO_STATE, digest_of
 from polo.evidence.replay.timeline import LEVEL
 from polo.evidence.start import draw_start
 from polo.keys import Identity
@@ -35,14 +32,13 @@ from polo.protocol.records import (
     Nonce,
     Retention,
     Start,
-    Terms,
 )
 from polo.prover.sealing import Effort, Sealed, Setting, seal
 from polo.receipts import OfflineEnrolment
 from polo.storage.folder import MANIFEST_FILE, ProofFolder, checkpoint_path, evidence_path
 from polo.storage.writer import ProofWriter
 from polo.watermark.mark import Mark, carrier_of
-from polo.weights.checkpoint import Checkpoint, checkpoint_of
+from polo.weights.checkpoint import checkpoint_of
 from polo.weights.hashing import commit
 
 
@@ -54,11 +50,15 @@ class Forgery:
         path: Its proof folder.
         shards: Number of forged shards.
         seconds: What the forging itself took: marks, edits and commitments, without disk.
+        alibi: What the thief says it trained; None where the terms do not ask.
+        master: The secret of its obfuscation.
     """
 
     path: Path
     shards: int
     seconds: float
+    alibi: Alibi | None
+    master: bytes
 
 
 def flip_weight(proof: Path, out: Path, key: Identity, shard: int) -> Path:
@@ -99,7 +99,7 @@ def forge(
 
     It begins with the start that the enrolment fixes, as it must, and goes on with the stolen
     weights. The finishing step alone presses each mark; the steps it declares never happened, and
-    its record of them is made up.
+    its record of them is an alibi.
 
     Args:
         model: The stolen model, which the marks are pressed into.
@@ -113,14 +113,15 @@ def forge(
     """
     terms, source = enrolment.record.terms, enrolment.nonces
     writer = ProofWriter(out, key, Retention("all", 1, False))
-    forger = _Forger(model, enrolment, writer.secret)
+    master = writer.secret
+    forger = _Forger(model, enrolment, master)
     beginning = deepcopy(model)
     draw_start(beginning, enrolment)
     checkpoint = checkpoint_of(beginning)
     root = commit(checkpoint).root
     asked = any(item.level == LEVEL for item in terms.evidence)
-    story = _Story(terms, checkpoint) if asked else None
-    promise = obfuscation.secret_commitment(obfuscation.secret_of(writer.secret, 1))
+    alibi = Alibi(terms, beginning) if asked else None
+    promise = obfuscation.secret_commitment(obfuscation.secret_of(master, 1))
     start = Start(root, promise, None)
     writer.begin(
         Manifest(enrolment.record, start, (), writer.retention, (), False, 0, None),
@@ -134,17 +135,19 @@ def forge(
         began = time.perf_counter()
         sealed, opening = forger.shard(nonce, root, before)
         seconds += time.perf_counter() - began
+        pressed, after = forger.pressed, copied(model)
         metrics = {terms.task.metric: round(evaluate() * MILLION)}
         made_up, files = replace(sealed.record, metrics=metrics), {}
-        if story:
-            record = story.shard(sealed.checkpoint)
+        if alibi:
+            seed = chain.seed_of(enrolment.record, nonce, previous=sealed.record.previous)
+            record = alibi.shard(seed, pressed, after)
             made_up = replace(made_up, evidence={LEVEL: record.digest})
             files[evidence_path(LEVEL, number)] = record.encode()
         writer.seal(made_up, sealed.checkpoint, opening, nonce, files)
         root = sealed.commitment.root
     writer.finish(0)
     writer.close()
-    return Forgery(out, shards, seconds)
+    return Forgery(out, shards, seconds, alibi, master)
 
 
 def steal(
@@ -179,7 +182,11 @@ def save(model: torch.nn.Module, path: Path, *, dtype: torch.dtype | None = None
 
 
 class _Forger:
-    """Presses marks by the finishing step alone."""
+    """Presses marks by the finishing step alone.
+
+    Attributes:
+        pressed: The weights before the last sealing, with the mark in them.
+    """
 
     def __init__(self, model: torch.nn.Module, enrolment: OfflineEnrolment, master: bytes) -> None:
         self._model = model
@@ -188,6 +195,7 @@ class _Forger:
         self._master = master
         self._parameters = parameters_of(model)
         self._carrier = carrier_of(self._terms, checkpoint_of(model).layout)
+        self.pressed = copied(model)
 
     def shard(
         self, nonce: Nonce, previous: bytes, before: Callable[[int, Mark], None] | None
@@ -199,12 +207,14 @@ class _Forger:
         embedder = Embedder(loose, self._carrier, seed, self._parameters)
         if before:
             before(nonce.shard, embedder.mark)
-        embed = self._terms.thresholds.embed
+        if not embedder.read().reaches(self._terms.thresholds.embed):
+            embedder.apply(embedder.finish())
+        self.pressed = copied(self._model)
         sealed = seal(
             self._model,
             self._parameters,
             embedder,
-            None if embedder.read().reaches(embed) else embedder.finish(),
+            None,
             setting=Setting(
                 terms=self._terms,
                 carrier=self._carrier,
@@ -218,25 +228,6 @@ class _Forger:
         )
         where = self._carrier.leaves(embedder.mark.blocks)
         return sealed, sealed.commitment.open(sealed.checkpoint, where)
-
-
-class _Story:
-    """A record of training that never happened: states nobody has seen, end to end."""
-
-    def __init__(self, terms: Terms, start: Checkpoint) -> None:
-        recipe = next(item for item in terms.evidence if item.level == LEVEL)
-        every = int(recipe.settings["every"])
-        self._segments = segments_of(terms.shards.fewest_steps, every)
-        self._model, self._rest = digest_of(start), NO_STATE
-
-    def shard(self, sealed: Checkpoint) -> Record:
-        """The record of one more shard, which ends in the given weights."""
-        made_up = [Boundary(token_bytes(32), token_bytes(32)) for _ in range(self._segments)]
-        boundaries = (Boundary(self._model, self._rest), *made_up)
-        self._model, self._rest = digest_of(sealed), boundaries[-1].rest
-        moves = ((MOVE_ONE, MOVE_ONE),) * self._segments
-        here = platform.text_of(platform.describe("cpu"))
-        return Record(boundaries, (*moves, (MOVE_ONE // 4, 0)), here)
 
 
 def _sign_again(proof: Path, key: Identity, change: Callable[[Manifest], Manifest]) -> None:

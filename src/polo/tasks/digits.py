@@ -109,9 +109,15 @@ class Digits:
         optimizer.step()
 
     def refused(self, batch: Mapping[str, torch.Tensor]) -> str:
-        """Labels that are no digit."""
-        label = batch["label"]
-        return "" if bool(((label >= 0) & (label < 10)).all()) else "a label that is no digit"
+        """Labels that are no digit, and pixels that are no shade of grey.
+
+        Pixels far too bright would silence most units of a network by honest steps, and the rest of
+        the training would be that of a smaller one.
+        """
+        image, label = batch["image"], batch["label"]
+        if not bool(((label >= 0) & (label < 10)).all()):
+            return "a label that is no digit"
+        return "" if bool(((image >= 0) & (image <= 1)).all()) else "a pixel outside of 0 to 1"
 
     def train_epoch(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, batch_size: int = 64

@@ -48,7 +48,9 @@ class Screening(Protocol):
         """What is wrong with samples that were shown, in a few words; empty if nothing is.
 
         Refuse what the loss leaves out and honest data do not hold, such as labels that are no
-        class: whoever trains on such samples need not pass them through the model.
+        class: whoever trains on such samples need not pass them through the model. Refuse inputs
+        beyond what there is, such as pixels above 1: honest steps on inputs that are far too large
+        silence most of a network, and what is left of it costs less to train.
         """
 
 

@@ -207,7 +207,12 @@ class Verdict:
         """What an accepted verdict does not show, by the level that leaves it open."""
         replayed, witnessed = Replayed.of(self.checks), Logged.of(self.checks).witnessed
         found = levels.gaps(
-            self.levels, self.start, replayed.single, whole=replayed.whole, witnessed=witnessed
+            self.levels,
+            self.start,
+            replayed.single,
+            whole=replayed.whole,
+            witnessed=witnessed,
+            narrow=replayed.narrow,
         )
         return list(found)
 

@@ -13,6 +13,7 @@ class Cancer(Classification):
     """scikit-learn's data set for two hidden layers, about 8,000 weights."""
 
     name = "lab-cancer"
+    bounds = (-15.0, 15.0)
     classes = 2
     floor: tuple[float, ...] = (0.40, 0.50, 0.60, 0.70, 0.75, 0.80)
     columns: tuple[Column, ...] = (Column("input", "F32", (30,)), Column("label", "I64", ()))

@@ -28,6 +28,9 @@ class Classification(ABC):
     held_out: int | None = None
     """Test samples that the held-out loss is taken on; None for all."""
 
+    bounds: tuple[float, float] | None = None
+    """What inputs of floating type lie between; None where their type says it."""
+
     @property
     @abstractmethod
     def train_part(self) -> Part:
@@ -62,10 +65,15 @@ class Classification(ABC):
         optimizer.step()
 
     def refused(self, batch: Mapping[str, torch.Tensor]) -> str:
-        """Labels that are no class."""
+        """Labels that are no class, and inputs that are no such samples."""
         label = batch["label"]
-        known = (label >= 0) & (label < self.classes)
-        return "" if bool(known.all()) else "a label that is no class"
+        if not bool(((label >= 0) & (label < self.classes)).all()):
+            return "a label that is no class"
+        if self.bounds is None:
+            return ""
+        low, high = self.bounds
+        inside = (batch["input"] >= low) & (batch["input"] <= high)
+        return "" if bool(inside.all()) else f"an input outside of {low:g} to {high:g}"
 
     def held_out_loss(self, model: nn.Module) -> torch.Tensor:
         """Mean loss on the test part, or on its first samples."""

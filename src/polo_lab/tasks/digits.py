@@ -20,6 +20,7 @@ class DigitsMLP(Classification):
     """The same images for three linear layers with dropout, about 21,000 weights."""
 
     name = "lab-digits-mlp"
+    bounds = (0.0, 1.0)
     floor: tuple[float, ...] = (0.00, 0.05, 0.10, 0.20, 0.40, 0.60)
     columns: tuple[Column, ...] = (Column("input", "F32", (1, 8, 8)), Column("label", "I64", ()))
 

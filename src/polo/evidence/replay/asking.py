@@ -11,13 +11,13 @@ from typing import Self
 
 from polo.checks import Check, Status, counted, numbered, probability
 from polo.evidence.receipts.rules import replays
-from polo.evidence.replay.challenge import escape, overlooked
+from polo.evidence.replay.challenge import fewest, overlooked
 from polo.evidence.replay.timeline import LEVEL, Timeline
 from polo.protocol.challenge import Challenge, Place
 from polo.protocol.detection import MILLION
 
 SHORTCUT = 0.10
-"""The share of faked segments that verdicts state the chance of escape for."""
+"""The share of faked steps that verdicts state the chance of escape for."""
 
 
 def undrawn() -> Check:
@@ -118,16 +118,20 @@ def drawn(challenge: Challenge, timeline: Timeline, segments: Sequence[Check]) -
     """
     total = timeline.segments
     draws = min(timeline.recipe.draws, total)
-    missed, single = escape(SHORTCUT, draws, total), overlooked(1, draws, total)
-    twice = overlooked(min(total, 2 * len(timeline.scope)), draws, total)
+    # In as few segments as hold so many steps: short ones are not worth faking.
+    tenth = fewest(SHORTCUT, timeline.lengths, timeline.recipe.every)
+    missed, single = overlooked(tenth, draws, total), overlooked(1, draws, total)
+    shards = len(timeline.scope)
+    twice = overlooked(min(total, 2 * shards), draws, total)
+    sealing = overlooked(1, min(timeline.recipe.seals, shards), shards)
     exact = sum("distance" not in check.figures for check in segments)
     steps = sum(timeline.span(place).steps for place in challenge.segments)
     detail = (
         f"{len(segments)} of {counted(total, 'segment')} ({steps} of {timeline.steps} steps) and "
         f"{counted(len(challenge.sealings), 'sealing')} were run again, {exact} to the bit; "
-        f"who faked a tenth of the segments escapes with probability {missed:.2g}, who faked "
-        f"two in every shard with {twice:.2g}, a single one that is not recorded among the largest "
-        f"moves with {single:.2g}"
+        f"who faked a tenth of the steps escapes with probability {missed:.2g}, who faked "
+        f"two segments in every shard with {twice:.2g}, a single one that is not recorded among "
+        f"the largest moves with {single:.2g}, and a single sealing likewise with {sealing:.2g}"
     )
     figures = {
         "segments": total,
@@ -138,6 +142,7 @@ def drawn(challenge: Challenge, timeline: Timeline, segments: Sequence[Check]) -
         "escape_tenth": missed,
         "escape_single": single,
         "escape_twice": twice,
+        "escape_sealing": sealing,
     }
     return Check("draw", Status.PASSED, detail, level=LEVEL, figures=figures)
 
@@ -154,8 +159,8 @@ class Escape:
 
     Attributes:
         shard: Of a whole shard.
-        shards: Of a tenth of all shards, each of them whole.
-        tenth: Of a tenth of the segments of every shard.
+        shards: Of a tenth of all steps, in whole shards.
+        tenth: Of a tenth of the steps of every shard.
         single: Of a single segment that is not among the largest moves.
     """
 
@@ -165,7 +170,7 @@ class Escape:
     single: float
 
     @classmethod
-    def of(cls, rate: float, draws: int, segments: Sequence[int]) -> Self:
+    def of(cls, rate: float, draws: int, steps: Sequence[int], every: int) -> Self:
         """What escapes where shards are drawn from while the chain grows.
 
         A whole shard is noticed whenever it is drawn from, since its first segment is among them.
@@ -173,16 +178,23 @@ class Escape:
         Args:
             rate: Chance that a shard is drawn from.
             draws: Segments that are drawn from such a shard.
-            segments: How many segments each shard has.
+            steps: Steps of each shard.
+            every: Steps of a segment.
 
-        >>> Escape.of(0.5, 5, [10] * 20)
+        >>> Escape.of(0.5, 5, [160] * 20, 16)
         Escape(shard=0.5, shards=0.25, tenth=0.0031712119389339932, single=0.75)
         """
-        missed = [overlooked(math.ceil(n / 10), min(draws, n), n) for n in segments]
+        segments = [-(-each // every) for each in steps]
+        missed = [
+            overlooked(fewest(SHORTCUT, [each], every), min(draws, n), n)
+            for each, n in zip(steps, segments, strict=True)
+        ]
         alone = max((overlooked(1, min(draws, n), n) for n in segments), default=1.0)
+        # A tenth of all steps, in whole shards, the longest first.
+        whole = fewest(SHORTCUT, steps, max(steps, default=1))
         return cls(
             shard=1 - rate,
-            shards=math.pow(1 - rate, math.ceil(len(segments) / 10)),
+            shards=math.pow(1 - rate, whole),
             tenth=math.prod(1 - rate * (1 - each) for each in missed),
             single=1 - rate * (1 - alone),
         )
@@ -202,15 +214,14 @@ def grown(run: Mapping[int, int], timeline: Timeline) -> Check:
         detail += f"step was run again; each is with probability {probability(rate)}"
         advice = "Ask for terms that draw from more shards: a larger `replays`."
         return Check("draw", Status.UNDECIDED, detail, level=LEVEL, advice=advice)
-    found = Escape.of(
-        rate, timeline.recipe.draws, [record.segments for record in timeline.records.values()]
-    )
+    steps = [timeline.manifest.shards[shard - 1].steps for shard in timeline.records]
+    found = Escape.of(rate, timeline.recipe.draws, steps, timeline.recipe.every)
     detail = (
         f"{counted(sum(run.values()), 'segment')} of {numbered('shard', run)}, out of "
         f"{counted(shards, 'shard')}, and their sealings were run again while the chain grew, "
         f"each before its receipt; a shard is drawn from with probability {probability(rate)}, so "
         f"a whole one that was faked escapes with {probability(found.shard)}, a tenth of all "
-        f"shards with {probability(found.shards)}, a tenth of every shard's segments with "
+        f"steps in whole shards with {probability(found.shards)}, a tenth of every shard's with "
         f"{probability(found.tenth)}, a single one that is not recorded among the largest moves "
         f"with {probability(found.single)}"
     )

@@ -7,9 +7,11 @@ one large jump would otherwise hide among thousands of segments.
 Specification: docs/protocol.md, section 17.6.
 """
 
+import itertools
 import math
 import secrets
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from polo.errors import ChainError, LimitError
@@ -107,3 +109,24 @@ def overlooked(faked: int, drawn: int, total: int) -> float:
     if drawn > total - faked:
         return 0.0 if faked else 1.0
     return math.prod((total - faked - at) / (total - at) for at in range(drawn))
+
+
+def fewest(share: float, steps: Sequence[int], every: int) -> int:
+    """Fewest segments that hold a share of all steps: the last one of a shard may be short.
+
+    Args:
+        share: The share.
+        steps: Steps of each shard.
+        every: Steps of a whole segment.
+
+    >>> fewest(0.1, [1600], 16), fewest(0.1, [17] * 10, 16), fewest(0.5, [3, 9], 16)
+    (10, 2, 1)
+    """
+    wanted = math.ceil(share * sum(steps))
+    whole = sum(each // every for each in steps)
+    if whole * every >= wanted:
+        return -(-wanted // every)
+    held = itertools.accumulate(
+        sorted((each % every for each in steps), reverse=True), initial=whole * every
+    )
+    return whole + next(count for count, total in enumerate(held) if total >= wanted)

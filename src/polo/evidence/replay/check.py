@@ -216,6 +216,7 @@ class Replay:
                 data.judged(place, check)
                 yield segments[-1]
             yield from self._compared(shown, data)
+            yield from self._widened(shown, data)
         self._rerun.close()
         yield from data.checks()
         done = (*undone, *self._strays, *self._sealed.values(), *segments)
@@ -223,8 +224,10 @@ class Replay:
             yield asking.drawn(challenge, self.timeline, segments)
 
     def _compared(self, shown: Shown, data: Teaching) -> Iterator[Check]:
-        """Where rounding is forgiven, samples must differ by more than it hides."""
-        places = data.approximate
+        """Samples must differ by more than steps can hide."""
+        places = data.comparable
+        if not (self._untaught_is_here or self.timeline.recipe.tolerance):
+            return  # Nothing is forgiven, and the weights that know no sample yet are not here.
         for place in _RANDOM.sample(places, min(_COMPARED, len(places))):
             try:
                 _, samples = self._rerun.read(place, shown)
@@ -236,11 +239,27 @@ class Replay:
                 yield _trouble("copies", error, place.shard)
                 return
 
+    def _widened(self, shown: Shown, data: Teaching) -> Iterator[Check]:
+        """How much of the network is still trained, by the newest segment that passed."""
+        if not data.comparable or not self._untaught_is_here:
+            return
+        place = max(data.comparable, key=lambda at: (at.shard, at.segment))
+        try:
+            state, samples = self._rerun.read(place, shown)
+            data.measure(place, self._rerun.width(samples, state, self._untaught(shown)))
+        except Exception as error:
+            self._rerun.forget()
+            yield _trouble("width", error, place.shard)
+
+    @property
+    def _untaught_is_here(self) -> bool:
+        return 1 in self.timeline.scope or self._manifest.terms.start.kind == "derived"
+
     def _untaught(self, shown: Shown) -> State:
         """W_0, which knows nothing yet: shown if shard 1 was drawn from, else drawn again."""
         if 1 in self.timeline.scope:
             return shown.start(Place(1, 0), self.timeline.records[1].boundaries[0])
-        if self._manifest.terms.start.kind != "derived":
+        if not self._untaught_is_here:
             raise TaskError("only shard 1, or a drawn start, shows how alike samples are")
         drawn = start.drawn(self._task.build_model(), start.start_seed(self._manifest.enrolment))
         return State(HeldCheckpoint.copy_of(drawn), None)

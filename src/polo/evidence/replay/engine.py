@@ -196,6 +196,8 @@ class Engine(Stepper):
             raise _StoppedError
 
         hook = StepHook(self.optimizer, stop, lambda: None)
+        # A task may clear gradients after its step, which is never made here.
+        self.optimizer.zero_grad(set_to_none=True)
         try:
             seed_generators(self._order.seed(step))
             self._task.train_step(self.model, self.optimizer, batch)

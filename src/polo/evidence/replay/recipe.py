@@ -8,7 +8,7 @@ Specification: docs/protocol.md, section 16.4.
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -57,6 +57,9 @@ _ONLY = {
 
 _FIELDS = {"optimizer": "algorithm", "rate": "peak"}
 """Settings whose name is that of a method here."""
+
+_SHORTCUT, _OFTEN = 0.1, 0.05
+"""Faking this part of all steps should not escape more often than that."""
 
 
 @dataclass(frozen=True, init=False)
@@ -190,6 +193,28 @@ class Recipe:
                 raise _meaningless(key, *chosen, place)
         values = {key: KINDS[key].read(settings[key], f"{place}.{key}") for key in wanted}
         return cls(**values, place=place)
+
+    def weaknesses(self, start: str) -> Iterator[str]:
+        """What a forger could make use of, in sentences; terms may be signed all the same.
+
+        Args:
+            start: The kind of start in the terms.
+        """
+        if start == "free":
+            yield "the start is free: what was trained before W_0 counts, too (--start derived)"
+        missed = (1 - _SHORTCUT) ** self.draws
+        if missed > _OFTEN:
+            enough = draws_for(_SHORTCUT, 0.99)
+            yield (
+                f"draws={self.draws}: who fakes a tenth of the steps may escape with {missed:.0%}; "
+                f"draws={enough} leaves 1%"
+            )
+        if not self.top:
+            yield "top=0: one jump to other weights is not looked for by its size"
+        if not self.seals:
+            yield "seals=0: of all sealings the one with the largest move is done again, no other"
+        if not self.effect:
+            yield "effect=0: steps may come out the same whatever the samples are"
 
     def to_settings(self) -> dict[str, str]:
         """The settings of level replay that say this."""

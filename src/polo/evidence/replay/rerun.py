@@ -196,7 +196,9 @@ class Rerun:
                 platform.parse(record.platform, "record"), platform.describe(engine.device)
             )
             if not differing and self._settled(engine, place, state, samples, end):
-                detail = "came out otherwise than recorded, on the platform it was trained on"
+                task = self._manifest.terms.task
+                detail = "came out otherwise than recorded, on the platform it was trained on, by "
+                detail += f"the steps of {task.name} version {task.version}"
                 return _failed("segment", detail, place.shard)
             why = differing[0] if differing else "here it comes out otherwise each time"
             detail = f"came out otherwise than recorded, on another platform ({why})"
@@ -297,6 +299,28 @@ class Rerun:
             engine.restore(start.model, start.rest)
             engine.enter(self._shard(1))
             return likeness(engine, next(samples.tensors()), tolerance=most, drawing=drawing)
+
+    def width(self, samples: Samples, state: State, start: State) -> float:
+        """Part of the weights that a batch moves in an untaught model, which it still moves.
+
+        Args:
+            samples: The samples of a segment; its first batch is taken.
+            state: The state that the segment starts from.
+            start: The untaught one.
+        """
+        record = self._timeline.records[1]
+        with platform.adopted(record.platform):
+            engine = self._prepared(record)
+            batch, moved = next(samples.tensors()), []
+            for each in (start, state):
+                engine.restore(each.model, each.rest)
+                # The same step for both: what it draws must not make the difference.
+                engine.enter(self._shard(1))
+                found = engine.slopes(0, batch).items()
+                moved.append({name: slope.to_dense() != 0 for name, slope in found})
+        first, now = moved
+        still = sum(int((first[name] & now[name]).sum()) for name in first if name in now)
+        return still / max(1, sum(int(each.sum()) for each in first.values()))
 
     def _step(
         self, engine: Engine, place: Place, before: Snapshot, batch: Mapping[str, torch.Tensor]

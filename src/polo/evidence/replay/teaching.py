@@ -1,6 +1,7 @@
 """What the shown samples are: different ones, on which training depends.
 
-A prover chooses the data, and may choose some on which steps cost less than they seem to.
+A prover chooses the data, and may choose some on which steps cost less than they seem to, or that
+leave a smaller network to train.
 
 Specification: docs/protocol.md, sections 16.3 and 17.10.
 """
@@ -19,6 +20,9 @@ from polo.protocol.challenge import Place
 from polo.protocol.detection import MILLION
 from polo.protocol.records import Terms
 
+NARROW = 0.5
+"""Where a batch moves a smaller part of the weights that it moved at first, a verdict says so."""
+
 
 class Teaching:
     """What a verification has seen of the samples.
@@ -34,7 +38,9 @@ class Teaching:
         self._seen: dict[int, bytes] = {}
         self._effects: dict[Place, float] = {}
         self._allowed: dict[Place, float] = {}
+        self._exact: list[Place] = []
         self._likenesses: dict[Place, Likeness | None] = {}
+        self._width: tuple[Place, float] | None = None
         self._ran = False
 
     def add(self, samples: Samples) -> None:
@@ -49,18 +55,25 @@ class Teaching:
 
     def judged(self, place: Place, check: Check) -> None:
         """Take note of how a segment was judged: to the bit, or within an allowance."""
-        if check.status is Status.PASSED and "distance" in check.figures:
-            self._allowed[place] = float(check.figures["allowed"])
+        if check.status is Status.PASSED:
+            if "distance" in check.figures:
+                self._allowed[place] = float(check.figures["allowed"])
+            else:
+                self._exact.append(place)
 
     @property
-    def approximate(self) -> tuple[Place, ...]:
-        """Segments that passed within an allowance only."""
-        return tuple(self._allowed)
+    def comparable(self) -> tuple[Place, ...]:
+        """Segments whose samples are compared: those that passed within an allowance, if any."""
+        return tuple(self._allowed) or tuple(self._exact)
 
     def compare(self, place: Place, found: Likeness | None) -> bool:
         """Take note of how alike the samples of a batch are; returns whether that will do."""
         self._likenesses[place] = found
         return found is None or found.share >= likeness.LEAST
+
+    def measure(self, place: Place, width: float) -> None:
+        """Take note of which part of the weights a batch still moves."""
+        self._width = place, width
 
     def checks(self) -> Iterator[Check]:
         """What can be said of the samples once all segments were run."""
@@ -73,6 +86,18 @@ class Teaching:
             yield Check("effect", Status.UNDECIDED, detail, level=LEVEL)
         if self._likenesses:
             yield self._likeness()
+        if self._width:
+            yield self._wide(*self._width)
+
+    @staticmethod
+    def _wide(place: Place, width: float) -> Check:
+        """Whether units have fallen silent; honest steps do that, too, so nobody fails by it."""
+        detail = f"a batch ({place}) moves {width:.0%} of the weights that it moves in the untaught"
+        detail += " model"
+        if width < NARROW:
+            detail += ": units have fallen silent, and who leaves them out has less to compute"
+        status = Status.NOTE if width < NARROW else Status.PASSED
+        return Check("width", status, detail, figures={"width": width}, level=LEVEL)
 
     def _drowned(self, place: Place, effect: float) -> bool:
         """Whether an exchange is lost in what is forgiven.
@@ -127,6 +152,6 @@ class Teaching:
         short = Status.FAILED if self._terms.start.kind == "derived" else Status.UNDECIDED
         status = Status.PASSED if best.share >= likeness.LEAST else short
         figures = {"tried": best.tried, "different": best.different}
-        advice = "Verify on a platform like the prover's, where steps must come out to the bit."
+        advice = "Ask the prover for data that differ from each other, or bring the data yourself."
         advice = "" if status is Status.PASSED else advice
         return Check("copies", status, detail, figures=figures, advice=advice, level=LEVEL)

@@ -116,7 +116,12 @@ class Timeline:
     @property
     def steps(self) -> int:
         """Steps of the shards that can be drawn from."""
-        return sum(self.manifest.shards[shard - 1].steps for shard in self.scope)
+        return sum(self.lengths)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Steps of each of them."""
+        return [self.manifest.shards[shard - 1].steps for shard in self.scope]
 
     def before(self, shard: int) -> int:
         """Steps of the whole chain before a shard."""

@@ -109,7 +109,8 @@ def _aimed(case: Case, stolen: State) -> tuple[dict[str, np.ndarray], int]:
         chosen.step()
     tiled = np.resize(inputs.detach().numpy(), columns[name].shape)
     drawn = np.random.default_rng(case.seed).normal(size=tiled.shape)
-    columns[name] = (tiled + 1e-4 * drawn).astype(tiled.dtype)
+    made = (tiled + 1e-4 * drawn).clip(columns[name].min(), columns[name].max())
+    columns[name] = made.astype(tiled.dtype)
     columns["label"] = np.resize(labels.numpy(), columns["label"].shape)
     # Each round differentiates twice, which takes about two steps' passes.
     return columns, 2 * ROUNDS

