@@ -3,7 +3,7 @@
 import math
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -172,6 +172,13 @@ def make_terms(
         history: What is kept of the checkpoints: `any`, `all`, `streaming` or `after-close`; by
             default all where a level needs them.
     """
+    _check_kinds(
+        {"bits": bits, "block": block, "every": every, "shards": shards, "log2_p": log2_p,
+         "fewest_shards": fewest_shards, "fewest_steps": fewest_steps},
+        {"load": load, "strength": strength, "embed": embed, "verify": verify, "budget": budget,
+         "margin": margin, "noise_fraction": noise_fraction},
+        {"scheme": scheme, "key": key, "reduction": reduction, "start": start},
+    )  # fmt: skip
     usual = schemes.scheme(scheme).defaults
     agreed = SchemeTerms(
         name=scheme,
@@ -186,6 +193,8 @@ def make_terms(
     layout, fits, about, base = _subject(task, agreed)
     if parent is not None:
         about = replace(about, floor=about.floor[-1:])
+    if carrier is not None:
+        fits = fits.only(_carriers(carrier, layout))
     if objection := fits.objection(agreed.bits, agreed.load):
         raise CapacityError(
             objection,
@@ -197,7 +206,7 @@ def make_terms(
     terms = Terms(
         task=about,
         layout=layout.digest,
-        carrier=fits.names if carrier is None else _carriers(carrier, layout),
+        carrier=fits.names,
         scheme=agreed,
         thresholds=Thresholds(millionths(embed), millionths(verify), log2_p),
         finish=FinishTerms(
@@ -217,6 +226,26 @@ def make_terms(
     check_scheme(terms.scheme)
     _check_manifest(terms)
     return terms
+
+
+def _check_kinds(
+    whole: Mapping[str, object], rates: Mapping[str, object], words: Mapping[str, object]
+) -> None:
+    """Refuse what is no number or no word where one is needed, by its name."""
+    for kind, given, what in (
+        (int, whole, "a whole number"),
+        ((int, float), rates, "a number"),
+        (str, words, "a word"),
+    ):
+        for name, value in given.items():
+            if value is not None and (isinstance(value, bool) or not isinstance(value, kind)):
+                raise TermsError(f"{value!r} is not {what}", place=name)
+    for name in ("embed", "verify"):
+        rate = rates[name]
+        if isinstance(rate, int | float) and not 0 < rate <= 1:
+            raise TermsError(
+                f"a detection rate of {rate:g} is not above 0 and at most 1", place=name
+            )
 
 
 def _check_manifest(terms: Terms) -> None:

@@ -95,6 +95,20 @@ def test_the_folder_of_the_data_will_do(folder: Path, columns: dict[str, Any]) -
     assert terms(folder).data == DataSource.load(folder / "data", columns).root
 
 
+def test_weak_terms_are_signed_with_notes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    weak = ("draws=1", "top=0", "seals=0", "effect=0")
+    assert enrol(folder, "--data", folder / "data", "--recipe", *weak) == 0
+    said = capsys.readouterr().err
+    for word in ("the start is free", "escape with 90%; draws=44", "top=0", "seals=0", "effect=0"):
+        assert word in said
+    assert said.count("note: ") == 5
+
+
+def test_sound_terms_have_no_notes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert enrol(folder, "--data", folder / "data", "--start", "derived") == 0
+    assert "note: " not in capsys.readouterr().err
+
+
 def test_without_data_nothing_changes(folder: Path) -> None:
     assert enrol(folder) == 0
     assert terms(folder).data is None

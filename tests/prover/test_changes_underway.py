@@ -5,6 +5,7 @@ place and says what to do. Then the store must hold both shards, go on from them
 """
 
 import copy
+import dataclasses
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -389,10 +390,13 @@ def test_a_copied_optimizer_has_no_hook_and_the_original_keeps_its_one(run: Run)
 
 
 def test_a_carrier_that_the_scheme_cannot_use(
-    task: Any, enrol: Enrol, alice: polo.Identity, tmp_path: Path
+    task: Any, alice: polo.Identity, issuer: polo.Identity, tmp_path: Path
 ) -> None:
-    names = ["0.weight", "1.weight", "3.weight"]
-    run = Run(task, enrol(carrier=names, block=64, bits=64, load=0.125), alice, tmp_path / "proof")
+    """Terms that this library would not make; somebody else's may."""
+    terms = polo.make_terms(task, block=64, bits=64, load=0.125, fewest_shards=1)
+    terms = dataclasses.replace(terms, carrier=("0.weight", "1.weight", "3.weight"))
+    enrolment = polo.enrol(terms, identity=alice.public_key, issuer=issuer)
+    run = Run(task, enrolment, alice, tmp_path / "proof")
     with pytest.raises(CapacityError, match="the scheme 'ednn' cannot use it") as caught:
         run.attach()
     assert caught.value.place == "1.weight"
@@ -425,3 +429,120 @@ def test_terms_are_not_harmed_by_unknown_errors_in_the_hook(run: Run, monkeypatc
     with pytest.raises(TermsError, match="out of order"):
         run.optimizer.step()
     monkeypatch.undo()
+
+
+@pytest.mark.parametrize("way", ["detach", "end of the block", "an exception"])
+def test_nothing_is_sealed_that_nobody_watched(run: Run, way: str) -> None:
+    if way == "detach":
+        run.prover.detach()
+    elif way == "end of the block":
+        with run.attach():
+            run.task.train_epoch(run.model, run.optimizer)
+    else:
+        with pytest.raises(RuntimeError, match="power"), run.attach():
+            raise RuntimeError("power cut")
+    run.task.train_epoch(run.model, run.optimizer)
+    for seal in (run.prover.end_epoch, run.prover.check):
+        with pytest.raises(ChainError, match="no optimizer is watched any more") as found:
+            seal()
+        assert "attach() again" in found.value.advice
+    assert len(ProofFolder(run.path).manifest().shards) == 2
+
+
+def test_unwatched_steps_leave_the_tail_outside(
+    task: Any, enrol: Enrol, alice: polo.Identity, issuer: polo.Identity, tmp_path: Path
+) -> None:
+    run = Run(task, enrol(**EASY), alice, tmp_path / "proof")
+    with run.attach():
+        assert run.epoch().sealed
+        run.task.train_epoch(run.model, run.optimizer)
+    run.task.train_epoch(run.model, run.optimizer)
+    with pytest.warns(EmbeddingWarning, match="changed after the block of attach"):
+        proof = run.prover.finish()
+    assert (proof.shards, proof.outside) == (1, 8)
+    verdict = polo.verify(run.path, trust=issuer.public_key, task=task)
+    assert verdict.outcome is polo.Outcome.ACCEPTED, verdict.headline()
+
+
+def test_the_tail_is_sealed_after_the_block(
+    task: Any, enrol: Enrol, alice: polo.Identity, tmp_path: Path
+) -> None:
+    run = Run(task, enrol(**EASY), alice, tmp_path / "proof")
+    with run.attach():
+        run.task.train_epoch(run.model, run.optimizer)
+    proof = run.prover.finish()
+    assert (proof.shards, proof.outside) == (1, 0)
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
+def test_an_optimizer_that_maximises_presses_all_the_same(
+    optimizer: Any, task: Any, enrol: Enrol, alice: polo.Identity, tmp_path: Path
+) -> None:
+    run = Run(task, enrol(budget=0.1, strength=0.05), alice, tmp_path / "proof")
+    rate = {"lr": 0.05} if optimizer is torch.optim.SGD else {"lr": 0.003}
+    run.optimizer = optimizer(run.model.parameters(), maximize=True, **rate)
+    etas = []
+    with run.attach():
+        for _ in range(3):
+            for points, labels in task.batches():
+                run.optimizer.zero_grad()
+                (-nn.functional.cross_entropy(run.model(points), labels)).backward()
+                run.optimizer.step()
+            etas.append(run.prover.end_epoch().reading.eta)
+    # By chance one half; pressed the other way round it would be far below.
+    assert min(etas) > 0.65
+
+
+def test_carriers_that_go_both_ways_are_refused(
+    task: Any, enrol: Enrol, alice: polo.Identity, tmp_path: Path
+) -> None:
+    run = Run(task, enrol(**EASY), alice, tmp_path / "proof")
+    first, *others = run.model.parameters()
+    groups = [{"params": [first], "maximize": True}, {"params": others}]
+    run.optimizer = torch.optim.SGD(groups, lr=0.05)
+    with pytest.raises(ChainError, match="maximize=True, and others are not"):
+        run.attach()
+
+
+class Lookup(nn.Module):
+    """A table whose gradients are sparse, and a layer that nobody uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(256, 32, sparse=True)
+        self.idle = nn.Linear(64, 64)
+        self.last = nn.Linear(16 * 32, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        places = (x * 20 + 128).long().clamp(0, 255)
+        found: torch.Tensor = self.last(self.table(places).flatten(1))
+        return found
+
+
+@pytest.mark.parametrize("carrier", ["table.weight", "idle.weight"])
+def test_a_carrier_that_gets_no_gradient_is_named(
+    carrier: str, task: Any, alice: polo.Identity, issuer: polo.Identity, tmp_path: Path
+) -> None:
+    own = type(task)(Lookup)
+    terms = polo.make_terms(own, bits=64, carrier=[carrier], budget=0.1, fewest_shards=1)
+    enrolment = polo.enrol(terms, identity=alice.public_key, issuer=issuer)
+    run = Run(own, enrolment, alice, tmp_path / "proof")
+    run.optimizer = torch.optim.SGD(run.model.parameters(), lr=0.05)
+    with run.attach():
+        for _ in range(2):
+            assert not run.epoch().sealed
+        with pytest.warns(EmbeddingWarning, match=f"pressed into {carrier}: no gradient"):
+            run.epoch()
+
+
+@pytest.mark.parametrize("given", ["nothing", "no optimizer", "the other way round"])
+def test_what_is_no_model_or_no_optimizer_is_refused(run: Run, given: str) -> None:
+    model, optimizer = run.model, run.optimizer
+    wrong: Any = {
+        "nothing": (None, optimizer), "no optimizer": (model, None),
+        "the other way round": (optimizer, model),
+    }[given]  # fmt: skip
+    with pytest.raises(
+        ChainError, match=r"takes a torch\.nn\.Module and a torch\.optim\.Optimizer"
+    ):
+        run.prover.attach(*wrong)

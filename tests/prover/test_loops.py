@@ -111,6 +111,20 @@ def plain(run: Run) -> int:
     return 8
 
 
+def compiling_steps(backend: str) -> Loop:
+    """`optimizer.step` itself is compiled, once for each run."""
+
+    def loop(run: Run) -> int:
+        step = torch.compile(run.optimizer.step, backend=backend)
+        for points, labels in run.task.batches():
+            run.optimizer.zero_grad()
+            cross_entropy(run.model(points), labels).backward()
+            step()
+        return 8
+
+    return loop
+
+
 def compiled(backend: str) -> Callable[[nn.Module], nn.Module]:
     return lambda model: torch.compile(model, backend=backend)
 
@@ -127,10 +141,11 @@ LOOPS: dict[str, tuple[str, Loop, Callable[[nn.Module], nn.Module] | None]] = {
     "closures": ("LBFGS", closing, None),
     "steps left out": ("SGD", skipping, None),
     "compiled": ("AdamW", plain, compiled("aot_eager")),
+    "compiled steps": ("SGD", compiling_steps("aot_eager"), None),
     "compiled, float16": ("AdamW fused", autocast(HALF, scaled=True), compiled("eager")),
 }
 
-SLOW = {"compiled"}
+SLOW = {"compiled", "compiled steps"}
 
 
 def proved(
@@ -176,6 +191,7 @@ def check(
     "kind",
     [pytest.param(kind, marks=pytest.mark.slow) if kind in SLOW else kind for kind in LOOPS],
 )
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Of torch's own, at its first import.
 def test_a_loop_is_proved(
     kind: str, task: Any, enrol: Enrol, alice: polo.Identity, issuer: polo.Identity, tmp_path: Path
 ) -> None:

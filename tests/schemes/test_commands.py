@@ -7,7 +7,7 @@ import pytest
 
 import polo
 from polo.cli import main
-from polo.protocol.records import Enrolment
+from polo.protocol.records import Enrolment, Terms
 from polo.watermark.schemes import SCHEMES
 
 
@@ -17,15 +17,28 @@ def run(command: list[str]) -> int:
     return int(caught.value.code or 0)
 
 
+def enrolled(folder: Path, *options: str) -> Terms:
+    """The terms that `polo enrol` signs with these options."""
+    for name in ("alice", "issuer"):
+        assert run(["keygen", str(folder / name)]) == 0
+    command = ["enrol", "--task", "digits", "--out", str(folder / "out"), *options]
+    command += ["--identity", str(folder / "alice.pub"), "--issuer", str(folder / "issuer.key")]
+    assert run(command) == 0
+    record = (folder / "out" / "enrolment.json").read_bytes()
+    return Enrolment.from_bytes(record, "enrolment").terms
+
+
 @pytest.mark.parametrize("scheme", sorted(set(SCHEMES) - {"fedipr"}))
 def test_enrolling_with_a_scheme_takes_what_suits_it(scheme: str, tmp_path: Path) -> None:
-    for name in ("alice", "issuer"):
-        assert run(["keygen", str(tmp_path / name)]) == 0
-    command = ["enrol", "--task", "digits", "--scheme", scheme, "--out", str(tmp_path / "out")]
-    command += ["--identity", str(tmp_path / "alice.pub"), "--issuer", str(tmp_path / "issuer.key")]
-    assert run(command) == 0
-    record = Enrolment.from_bytes((tmp_path / "out" / "enrolment.json").read_bytes(), "enrolment")
-    assert record.terms == polo.make_terms(polo.tasks.load("digits"), scheme=scheme)
+    wanted = polo.make_terms(polo.tasks.load("digits"), scheme=scheme)
+    assert enrolled(tmp_path, "--scheme", scheme) == wanted
+
+
+def test_carriers_and_finishing_are_the_issuers_to_choose(tmp_path: Path) -> None:
+    given = ("--carrier", "8.weight", "3.weight", "--budget", "0.2", "--margin", "0.02")
+    terms = enrolled(tmp_path, *given)
+    assert terms.carrier == ("3.weight", "8.weight")
+    assert (terms.finish.budget, terms.finish.margin) == (200_000, 20_000)
 
 
 def test_validate_names_the_scheme_that_would_fit(capsys: pytest.CaptureFixture[str]) -> None:
@@ -41,3 +54,12 @@ def test_an_unknown_scheme_lists_the_known_ones(capsys: pytest.CaptureFixture[st
     said = capsys.readouterr().err
     assert "'edn' is unknown" in said
     assert all(name in said for name in SCHEMES)
+
+
+@pytest.mark.parametrize(("bits", "told"), [("128", False), ("1024", True)])
+def test_marks_that_take_most_norm_scales_come_with_advice(
+    bits: str, told: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task = "polo_lab.tasks.norms:DigitsNorms"
+    assert run(["validate", "--task", task, "--scheme", "fedipr", "--bits", bits]) == 0
+    assert ("--budget 0.2" in capsys.readouterr().out) is told

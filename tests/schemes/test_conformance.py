@@ -56,6 +56,12 @@ class TestTrainingWithEdnn(TrainingConformance):
 
 
 @pytest.mark.slow
+class TestTrainingWithDenseEdnn(TrainingConformance):
+    scheme = "ednn"
+    options = MappingProxyType({"key": "dense"})
+
+
+@pytest.mark.slow
 class TestTrainingWithEdnnMean(TrainingConformance):
     scheme = "ednn-mean"
 

@@ -12,7 +12,7 @@ import polo
 from polo.embedding.presses import PRESSES, press
 from polo.errors import TermsError
 from polo.protocol.records import SchemeTerms
-from polo.testing import Digits, SchemeConformance
+from polo.testing import Digits, SchemeConformance, TrainingConformance
 from polo.watermark.mark import Mark
 from polo.watermark.schemes import SCHEMES, scheme
 
@@ -43,8 +43,21 @@ class Wordy(Ednn):
 
 def explode():
     raise RuntimeError("it is Monday")
+
+class Touchy(Ednn):
+    name = "touchy"
+
+    def objection(self, tensor, *, norm=None):
+        explode()
 '''
-PRESSING = "from polo.embedding.ednn import EdnnPress as PairsPress\nnothing = 3\n"
+PRESSING = """
+from polo.embedding.ednn import EdnnPress as PairsPress
+
+nothing = 3
+
+def refuse(mark, terms, device):
+    raise ValueError("not today")
+"""
 ENTRIES = """
 [polo.schemes]
 pairs = pairs_scheme.reading:Pairs
@@ -55,10 +68,12 @@ careless = pairs_scheme.reading:Careless
 wordy = pairs_scheme.reading:Wordy
 absent = pairs_scheme.reading:Absent
 nowhere = no_such_package_at_all:Thing
+touchy = pairs_scheme.reading:Touchy
 
 [polo.presses]
 pairs = pairs_scheme.pressing:PairsPress
 half = pairs_scheme.pressing:nothing
+touchy = pairs_scheme.pressing:refuse
 """
 
 
@@ -83,6 +98,11 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 class TestPairs(SchemeConformance):
+    scheme = "pairs"
+
+
+@pytest.mark.slow
+class TestTrainingWithPairs(TrainingConformance):
     scheme = "pairs"
 
 
@@ -120,6 +140,15 @@ def test_a_broken_offer_names_its_package(name: str) -> None:
         scheme(name)
     assert name in str(caught.value)
     assert "pairs-scheme" in caught.value.advice
+
+
+def test_an_offer_that_raises_names_its_package() -> None:
+    with pytest.raises(TermsError, match=r"package pairs-scheme .*RuntimeError: it is Monday"):
+        polo.make_terms(Digits(), scheme="touchy", bits=128)
+    terms = SchemeTerms("touchy", 32, 256, 125_000, "block", 1000, "sum", 1)
+    mark = Mark(terms, (0,), bytes(32))
+    with pytest.raises(TermsError, match=r"package pairs-scheme .*ValueError: not today"):
+        press(mark, polo.make_terms(Digits()), torch.device("cpu"))
 
 
 def test_an_unknown_scheme_lists_what_there_is() -> None:

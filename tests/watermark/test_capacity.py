@@ -1,11 +1,13 @@
 """What fits into a model, and in which words the rest is refused."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 import polo
-from polo.errors import CapacityError, PoloError
+from polo.errors import CapacityError, PoloError, TermsError
 from polo.protocol.layout import CHUNK_BYTES, Layout, Tensor
 from polo.watermark import capacity
 
@@ -118,6 +120,30 @@ def test_carriers_are_known_tensors_in_the_order_of_the_layout() -> None:
         with pytest.raises(PoloError, match=words) as caught:
             polo.make_terms(task, carrier=carrier)
         assert "polo validate" in caught.value.advice
+
+
+def test_named_carriers_must_hold_the_mark() -> None:
+    task = Task(nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.Linear(64, 16)))
+    with pytest.raises(CapacityError, match="256 bits do not fit") as caught:
+        polo.make_terms(task, bits=256, carrier=["2.weight"])
+    assert "It would fit at a load of 0.25" in caught.value.advice
+    with pytest.raises(CapacityError, match="cannot carry a mark of the scheme ednn") as caught:
+        polo.make_terms(task, bits=64, carrier=["0.weight", "1.weight"])
+    assert caught.value.place == "1.weight"
+
+
+@pytest.mark.parametrize(
+    ("given", "place"),
+    [
+        ({"bits": 64.0}, "bits"), ({"bits": "64"}, "bits"), ({"bits": True}, "bits"),
+        ({"load": "x"}, "load"), ({"scheme": ["ednn"]}, "scheme"), ({"every": 1.5}, "every"),
+        ({"embed": 1.5}, "embed"), ({"verify": 0}, "verify"), ({"embed": "high"}, "embed"),
+    ],
+)  # fmt: skip
+def test_what_is_of_the_wrong_kind_is_named(given: dict[str, Any], place: str) -> None:
+    with pytest.raises(TermsError) as caught:
+        polo.make_terms(Task(nn.Linear(64, 64)), **given)
+    assert caught.value.place == place
 
 
 @pytest.mark.parametrize("load", [0.0625, 0.125, 0.25, 0.5, 1.0])

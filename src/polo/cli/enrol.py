@@ -1,5 +1,6 @@
 """`polo enrol`: the issuer signs terms for an identity."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -35,6 +36,9 @@ def enrol(
     load: float | None = None,
     block: int | None = None,
     key: Literal["block", "dense"] = "block",
+    carrier: Annotated[list[str] | None, Parameter(negative="", consume_multiple=True)] = None,
+    budget: float | None = None,
+    margin: float | None = None,
     start: Literal["free", "derived"] = "free",
     parent: Path | None = None,
     progress: Flag = False,
@@ -75,8 +79,8 @@ def enrol(
         What people may call you there; by default the name of the key file.
     scheme
         How marks are pressed and read: ednn, ednn-mean, riga, fedipr, fedipr-kernel, signed, or
-        one that an installed package offers. Bits, strength,
-        reduction, every, load and block are what suits it where they are not given.
+        one that an installed package offers. Bits, strength, reduction, every, load, block,
+        budget and margin are what suits it where they are not given.
     bits
         Bits of each mark.
     shards
@@ -97,6 +101,13 @@ def enrol(
         Weights per block, a power of two.
     key
         One small key per block (block), or one over all of them (dense).
+    carrier
+        Tensors that carry marks; by default all that can (polo validate lists them).
+    budget
+        Largest edit of the finishing step, relative to a block's norm: a larger one seals more
+        epochs and costs more accuracy.
+    margin
+        How far past zero the finishing step turns a bit, relative to a block's norm.
     start
         Whether training may start anywhere (free) or from an initialisation that is drawn from the
         enrolment (derived): polo.draw_start.
@@ -128,7 +139,7 @@ def enrol(
             issuer=issuer, scheme=scheme != "ednn", shards=shards != 100, every=every, load=load,
             fewest_shards=fewest_shards, fewest_steps=fewest_steps, strength=strength, block=block,
             reduction=reduction, key=key != "block", start=start != "free", progress=progress,
-            recipe=recipe,
+            recipe=recipe, carrier=carrier, budget=budget, margin=margin,
         )  # fmt: skip
         live.enrol_at(
             registry, task=task, key=Identity.load(identity, secret), out=out, json=json,
@@ -148,6 +159,7 @@ def enrol(
     if start == "derived":
         # Whether every tensor has a rule is better known now than when the trainer draws.
         drawn(subject.build_model(), bytes(32))
+    steps = recipe_of(committed, subject, recipe or ()) if committed else None
     terms = enrolment.make_terms(
         subject,
         scheme=scheme,
@@ -161,10 +173,13 @@ def enrol(
         load=load,
         block=block,
         key=key,
+        carrier=carrier,
+        budget=budget,
+        margin=margin,
         start=start,
         parent=origin.last_root if origin else None,
         progress=progress,
-        replay=recipe_of(committed, subject, recipe or ()) if committed else None,
+        replay=steps,
         data=committed.root if committed else None,
     )
     if origin and origin.terms.layout != terms.layout:
@@ -174,6 +189,8 @@ def enrol(
     signer = Identity.load(issuer, secret)
     issued = enrolment.enrol(terms, identity=load_public(identity), issuer=signer)
     issued.save(out)
+    for weakness in steps.weaknesses(terms.start.kind) if steps else ():
+        print(f"note: {weakness}", file=sys.stderr)
     if json:
         print_json(issued.record.to_json())
         return

@@ -151,6 +151,7 @@ def _print(
 
     from polo.checks import plain
     from polo.watermark.capacity import COMFORTABLE_SHARE, LOADS
+    from polo.watermark.fedipr import Fedipr
 
     console = Console(highlight=False)
     table = Table("may carry a mark", "type", "shape", "blocks", box=None, header_style="bold")
@@ -190,6 +191,11 @@ def _print(
     )
     if share > COMFORTABLE_SHARE:
         console.print("[yellow]that is much: each mark will overwrite part of the one before[/]")
+        if fits.scheme == Fedipr.name:
+            console.print(
+                "[yellow]and edits of norm scales cost accuracy: with --budget 0.2 fewer epochs "
+                "seal a shard, and little is lost (docs/schemes.md); or use fedipr-kernel[/]"
+            )
     console.print(
         f"a checkpoint takes {size(planned.checkpoint)}, an opening {size(planned.opening)}"
     )

@@ -104,6 +104,10 @@ class Embedder:
         places = [self._placement, *([self._reference] if self._reference else [])]
         return all(place.on_one_gpu() for place in places)
 
+    def idle(self) -> set[str]:
+        """Carriers of the mark that get no gradient in this step, or a sparse one."""
+        return self._placement.idle()
+
     @torch.no_grad()
     def read(self) -> Reading:
         """The mark as it is in the model now."""

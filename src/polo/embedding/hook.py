@@ -36,9 +36,10 @@ class StepHook:
         self._before = before
         self._after = after
         self._skipped: torch.Tensor | None = None
+        # Where a loop compiles `optimizer.step`, what is compiled ends here: hooks keep time.
         self._handles = (
-            self.optimizer.register_step_pre_hook(self._pre),
-            self.optimizer.register_step_post_hook(self._post),
+            self.optimizer.register_step_pre_hook(_uncompiled(self._pre)),
+            self.optimizer.register_step_post_hook(_uncompiled(self._post)),
         )
 
     def detach(self) -> None:
@@ -80,6 +81,10 @@ class StepHook:
             found = found.detach() > 0
             self._skipped = found.long() if self._skipped is None else self._skipped.add_(found)
         self._after()
+
+
+def _uncompiled(hook: Any) -> Any:
+    return torch.compiler.disable(hook)
 
 
 def inner(optimizer: Any) -> Optimizer:

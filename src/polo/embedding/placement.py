@@ -63,6 +63,14 @@ class Placement:
                 return None
         return tuple(found)
 
+    def idle(self) -> set[str]:
+        """Parameters whose gradient nothing can be added to now: there is none, or it is sparse."""
+        return {
+            name
+            for name, part in self._parts
+            if part.parameter.grad is None or part.parameter.grad.layout is not torch.strided
+        }
+
     def gather(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """The mark's weights, as blocks × weights."""
         self.follow()

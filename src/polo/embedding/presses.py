@@ -14,7 +14,7 @@ from polo.embedding.ednn_mean import EdnnMeanPress
 from polo.embedding.fedipr import FediprPress
 from polo.embedding.riga import RigaPress
 from polo.embedding.signed import SignedPress
-from polo.errors import TermsError
+from polo.errors import PoloError, TermsError
 from polo.protocol.carrier import Carrier
 from polo.protocol.records import Terms
 from polo.watermark.mark import Mark
@@ -111,4 +111,14 @@ def _offered(name: str) -> PressFactory:
     if not callable(found.item):
         raise found.broken("it is no polo.embedding.presses.PressFactory")
     made: PressFactory = found.item
-    return made
+
+    def guarded(mark: Mark, terms: Terms, device: torch.device) -> Press:
+        try:
+            return made(mark, terms, device)
+        except PoloError:
+            raise
+        except Exception as error:
+            # Whatever another package does wrong, who trains must know whose it is.
+            raise found.broken(f"{type(error).__name__}: {error}") from error
+
+    return guarded

@@ -75,6 +75,7 @@ class CurrentShard:
         self._steps = 0
         self._shard = 0
         self._closed = False
+        self._left: list[float] = []
         self.evaluate: Evaluate | None = None
         self.nonce: Nonce | None = None
         self.epochs = self.total = 0
@@ -136,14 +137,25 @@ class CurrentShard:
             self._steps -= self._hook.skipped_steps()
             self._hook.detach()
             self._hook = None
+            self._left = self.training.trace()
         if self._training:
             self._training.release()
+
+    @property
+    def watched(self) -> bool:
+        """Whether an optimizer's steps are seen, so that what is sealed is what was trained."""
+        return self._hook is not None
+
+    @property
+    def untouched(self) -> bool:
+        """Whether the weights are those that the last watched step led to."""
+        return self.watched or self._left == self.training.trace()
 
     def end_epoch(self) -> Progress | None:
         """Note the end of an epoch, see whether steps were made, and seal if the mark is in."""
         self.epochs += 1
         self._catch_up()
-        if self._embedder and self._hook:
+        if self._embedder:
             self._check_training()
             self._monitor.epoch(self.steps, self.total, self._trained)
             if self._recording:
@@ -202,6 +214,7 @@ class CurrentShard:
         # At 0, 1, 2, 4, 8, … steps: a change is noticed soon, and steps cost nothing by it.
         if not self._steps & (self._steps - 1):
             self.training.glance()
+            self._monitor.pressed(self._embedder.idle())
             if self._recording:
                 self._recording.check()
         if self._recording:
@@ -209,7 +222,7 @@ class CurrentShard:
         if self.total % self._terms.scheme.every == 0:
             began = time.perf_counter()
             try:
-                self._embedder.add_gradient(scale)
+                self._embedder.add_gradient(-scale if self.training.uphill else scale)
             except Exception:
                 # Most likely because of such a change; then this says so in plain words.
                 self._check_training()

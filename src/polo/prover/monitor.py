@@ -32,6 +32,11 @@ class Monitor:
     _readings: list[Reading] = field(default_factory=list)
     _seen: tuple[int, int] = (0, 0)
     _idle: int = 0
+    _unpressed: set[str] | None = None
+
+    def pressed(self, idle: set[str]) -> None:
+        """Note which carriers the mark could not be added to in a step."""
+        self._unpressed = idle if self._unpressed is None else self._unpressed & idle
 
     def epoch(self, steps: int, total: int, trained: Callable[[], bool]) -> None:
         """Tell a trainer whose optimizer makes no steps: nothing is harmed, and nothing proved.
@@ -63,6 +68,7 @@ class Monitor:
     def sealed(self) -> None:
         """Start over with the next shard."""
         self._readings.clear()
+        self._unpressed = None
         self._seen = (0, self._seen[1])
 
     def waiting(self, shard: int, reading: Reading) -> None:
@@ -83,9 +89,19 @@ class Monitor:
             if rising
             else "it is not rising, so more epochs will not help"
         )
-        return (
+        begun = (
             f"shard {shard} has not been sealed for {len(self._readings)} checks: η = {history}; "
-            f"{goal:.2f} is needed and {trend}. Ask the issuer for terms with a stronger mark "
+            f"{goal:.2f} is needed and {trend}. "
+        )
+        if self._unpressed:
+            named = ", ".join(sorted(self._unpressed)[:3])
+            return (
+                f"{begun}Nothing was pressed into {named}: no gradient comes there, or a sparse "
+                "one. Use dense gradients (sparse=False), or ask the issuer for terms with other "
+                "carriers."
+            )
+        return begun + (
+            "Ask the issuer for terms with a stronger mark "
             f"(λ above {scheme.strength / 1e6:g}, {scheme.reduction}), fewer bits "
             f"({scheme.bits} now), a larger finishing budget, or more carriers "
             f"({len(self.terms.carrier)} tensors now)."

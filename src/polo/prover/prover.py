@@ -28,6 +28,7 @@ from polo.prover import resuming
 from polo.prover.answering import Answering, task_for
 from polo.prover.attachment import Attachment
 from polo.prover.current import CurrentShard
+from polo.prover.monitor import EmbeddingWarning
 from polo.prover.options import checked_interval, checked_retention, checked_sigma
 from polo.prover.position import Position
 from polo.prover.receiving import ReceiptWarning, Receiving
@@ -257,19 +258,29 @@ class Prover:
             not answered yet, so that there is no mark to read.
 
         Raises:
-            ChainError: The optimizer that was attached makes no steps.
+            ChainError: The optimizer that was attached makes no steps, or none is attached.
             WeightsError: The model is not what was attached any more, or training has diverged;
                 nothing was sealed, and the sealed shards are safe.
         """
-        if not self._started:
-            raise ChainError("end_epoch() before attach(): no optimizer is watched yet")
+        self._check_watched("end_epoch")
         self._current.evaluate = evaluate or self._current.evaluate
         return self._current.end_epoch()
 
     def check(self, evaluate: Evaluate | None = None) -> Progress | None:
         """Like `end_epoch`, in the middle of an epoch."""
+        self._check_watched("check")
         self._current.evaluate = evaluate or self._current.evaluate
         return self._current.check()
+
+    def _check_watched(self, what: str) -> None:
+        """Refuse to seal weights of which nobody knows how they were trained."""
+        if not self._started:
+            raise ChainError(f"{what}() before attach(): no optimizer is watched yet")
+        if not self._current.watched:
+            raise ChainError(
+                f"{what}() when no optimizer is watched any more: the block of attach() has ended",
+                advice="Call it inside of the block, or attach() again before you train on.",
+            )
 
     def position(self, *, sealed: bool = False) -> Position:
         """Where the proof stands, to be kept inside somebody else's checkpoint.
@@ -310,7 +321,15 @@ class Prover:
         current = self._current
         current.evaluate = evaluate or current.evaluate
         if seal and not self._failed and current.steps:
-            current.check()
+            if current.untouched:
+                current.check()
+            else:
+                warnings.warn(
+                    "the weights were changed after the block of attach() had ended, so the steps "
+                    "since the last shard cannot be sealed: they are outside the proof",
+                    EmbeddingWarning,
+                    stacklevel=2,
+                )
         steps = current.steps
         current.training.base.check_all()
         self.detach()

@@ -41,6 +41,18 @@ class _Seen:
     shape: torch.Size
 
 
+def _check_kinds(model: object, optimizer: object) -> None:
+    """Refuse what is no model or no optimizer, before anything else is asked of it."""
+    steps = all(hasattr(optimizer, name) for name in ("param_groups", "register_step_pre_hook"))
+    if isinstance(model, torch.nn.Module) and steps:
+        return
+    found = f"{type(model).__name__} and {type(optimizer).__name__}"
+    raise ChainError(
+        f"attach() takes a torch.nn.Module and a torch.optim.Optimizer; it got {found}",
+        advice="Write prover.attach(model, optimizer), in this order.",
+    )
+
+
 class Training:
     """A model and its optimizer, as `Prover.attach` found them.
 
@@ -53,6 +65,7 @@ class Training:
     Attributes:
         carrier: The tensors that hold the marks.
         base: What an adapter stands on.
+        uphill: Whether the optimizer maximises.
     """
 
     def __init__(
@@ -63,6 +76,7 @@ class Training:
         also: Mapping[str, Any],
     ) -> None:
         self.model, self.optimizer, self.also = model, inner(optimizer), also
+        _check_kinds(self.model, self.optimizer)
         found = parameters_of(model)
         # First: of a whole PEFT model, which has other tensors, too, this says what to do.
         self.base = FrozenBase(model, terms.base)
@@ -74,6 +88,7 @@ class Training:
             )
         self.carrier = carrier_of(terms, self._layout)
         check_trained(found, self.carrier, self.optimizer)
+        self.uphill = self._uphill(found)
         self._check_scheme(terms)
         self._seen = {
             name: _Seen(parameter, parameter.dtype, parameter.device, parameter.shape)
@@ -153,6 +168,15 @@ class Training:
                 "store; attach() then goes back to the last sealed shard.",
             )
 
+    @torch.no_grad()
+    def trace(self) -> list[float]:
+        """Sums that steps change, to notice those that nobody watched."""
+        seen = {id(each.parameter): each.parameter.detach() for each in self._seen.values()}
+        values = [value.reshape(-1) for value in seen.values() if value.numel()]
+        sums = [value.sum(dtype=torch.float64).cpu() for value in values]
+        # The largest beside them: steps may keep sums as they are.
+        return [float(each) for each in (*sums, *(value.abs().max().cpu() for value in values))]
+
     def trained_since(self, kept: Checkpoint) -> bool:
         """Whether parameters differ from those of a checkpoint; buffers may."""
         live = checkpoint_of(self.model)
@@ -187,6 +211,21 @@ class Training:
             *(id(p) for group in self.optimizer.param_groups for p in group["params"]),
             *self.base.look(),
         ]
+
+    def _uphill(self, found: Mapping[str, torch.nn.Parameter]) -> bool:
+        """Whether the optimizer goes up the slopes of the carriers, so that a mark's are turned."""
+        carriers = {id(found[name]) for name in self.carrier.names}
+        ways = {
+            bool(group.get("maximize"))
+            for group in self.optimizer.param_groups
+            if any(id(parameter) in carriers for parameter in group["params"])
+        }
+        if len(ways) > 1:
+            raise ChainError(
+                "some carriers are in a group with maximize=True, and others are not",
+                advice="Train all of them the same way; turn the sign of a loss instead.",
+            )
+        return ways == {True}
 
     def _check_scheme(self, terms: Terms) -> None:
         """Refuse carriers that the scheme of the terms cannot use in this model."""

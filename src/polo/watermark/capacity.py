@@ -1,9 +1,9 @@
 """How many bits fit into a model at which load, before anything is trained."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from polo.errors import TermsError
+from polo.errors import CapacityError, TermsError
 from polo.protocol.detection import MILLION
 from polo.protocol.layout import Layout, Tensor
 from polo.watermark import schemes
@@ -43,6 +43,24 @@ class Capacity:
     def names(self) -> tuple[str, ...]:
         """Tensors that can carry a mark."""
         return tuple(item.tensor.name for item in self.judged if item.carries)
+
+    def only(self, names: Collection[str]) -> "Capacity":
+        """The same of some tensors alone.
+
+        Raises:
+            CapacityError: One of them cannot carry a mark.
+        """
+        judged = tuple(item for item in self.judged if item.tensor.name in names)
+        for item in judged:
+            if not item.carries:
+                raise CapacityError(
+                    f"it cannot carry a mark of the scheme {self.scheme}: {item.reason}",
+                    place=item.tensor.name,
+                    advice="`polo validate` lists the tensors that can; by default it is all of "
+                    "them.",
+                )
+        blocks = sum(item.tensor.elements // self.block for item in judged)
+        return replace(self, judged=judged, blocks=blocks)
 
     def bits_at(self, load: int) -> int:
         """Most bits of one mark at a load in millionths."""
@@ -120,7 +138,8 @@ def capacity(
     own = schemes.scheme(scheme)
 
     def objection(tensor: Tensor) -> str:
-        return own.objection(tensor, norm=None if norms is None else tensor.name in norms)
+        norm = None if norms is None else tensor.name in norms
+        return schemes.objection(own, tensor, norm=norm)
 
     judged = tuple(carriers.assess(layout, block=block, objection=objection, trainable=trainable))
     blocks = sum(item.tensor.elements // block for item in judged if item.carries)

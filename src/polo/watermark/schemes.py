@@ -9,7 +9,8 @@ under the name that terms use. A proof can only name what the verifier has insta
 import difflib
 import functools
 
-from polo.errors import TermsError
+from polo.errors import PoloError, TermsError
+from polo.protocol.layout import Tensor
 from polo.watermark.ednn import Ednn
 from polo.watermark.ednn_mean import EdnnMean
 from polo.watermark.fedipr import Fedipr
@@ -19,7 +20,7 @@ from polo.watermark.offers import offered, offers
 from polo.watermark.riga import Riga
 from polo.watermark.signed import Signed
 
-__all__ = ["GROUP", "SCHEMES", "Bounded", "Defaults", "Scheme", "scheme"]
+__all__ = ["GROUP", "SCHEMES", "Bounded", "Defaults", "Scheme", "objection", "scheme"]
 
 GROUP = "polo.schemes"
 
@@ -36,6 +37,19 @@ def scheme(name: str) -> Scheme:
         TermsError: There is none here, or the package that offers it is broken.
     """
     return SCHEMES[name] if name in SCHEMES else _offered(name)
+
+
+def objection(own: Scheme, tensor: Tensor, *, norm: bool | None) -> str:
+    """What a scheme objects to in a tensor; one that raises is another package's, and named."""
+    try:
+        return own.objection(tensor, norm=norm)
+    except PoloError:
+        raise
+    except Exception as error:
+        found = offered(GROUP, own.name)
+        if found is None:
+            raise
+        raise found.broken(f"{type(error).__name__}: {error}") from error
 
 
 @functools.lru_cache(maxsize=64)
