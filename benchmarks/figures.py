@@ -94,6 +94,12 @@ def ratio_of(name: str, samples: Samples, over: str, under: str, **more: Any) ->
     return Figure(name, "×", value, samples=samples, **{"against": under, **more})
 
 
+def paired_of(name: str, samples: Samples, over: str, under: str, **more: Any) -> Figure:
+    """A figure that is itself a ratio: the median of the single rounds' ratios."""
+    value = measure.paired(samples[over], samples[under])
+    return Figure(name, "×", value, samples=samples, **{"against": under, **more})
+
+
 def time_of(name: str, samples: Samples, side: str, against: str, **more: Any) -> Figure:
     """A figure in seconds, with its ratio to another side of the same rounds."""
     both = {side: samples[side], against: samples[against]}

@@ -19,6 +19,7 @@ import torch
 import polo
 from benchmarks.figures import Benchmark, Figure, Target, amount_of
 from benchmarks.measure import Samples, one_thread, turns
+from benchmarks.recording import EVERY
 from polo.evidence.replay import challenge as challenges
 from polo.evidence.replay.asking import SHORTCUT
 from polo.evidence.replay.recipe import draws_for
@@ -59,8 +60,8 @@ def run(quick: bool) -> Iterator[Figure]:
 def _sizes(quick: bool) -> Iterator[tuple[LabTask, Size]]:
     if torch.cuda.is_available() and not quick:
         cifar, title = Cifar(), "ResNet-18, CIFAR-10"
-        yield cifar, Size(title, _plan(cifar, 0.05, 10_000, shards=10, every=4), 0.10)
-        yield cifar, Size(title, _plan(cifar, 0.05, 20_000, shards=26, every=4), 0.05)
+        yield cifar, Size(title, _plan(cifar, 0.05, 10_000, shards=10, every=EVERY), 0.10)
+        yield cifar, Size(title, _plan(cifar, 0.05, 20_000, shards=26, every=EVERY), 0.05)
         return
     digits, title = DigitsConv(), "convolutional network, digits"
     if quick:

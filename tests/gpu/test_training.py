@@ -9,7 +9,7 @@ import torch
 import polo
 from polo_lab import models, training
 from polo_lab.tasks.pairs import cifar10_resnet18
-from polo_lab.training import Loop
+from polo_lab.training import Loop, train_in
 
 TASK = cifar10_resnet18.stand_in()
 TASK.floor = (0.0,)  # Two epochs teach little.
@@ -56,3 +56,19 @@ def test_a_proof_made_in_bfloat16_holds(tmp_path: Path, how: str) -> None:
     assert len(proof.manifest.shards) == 2
     found = polo.verify(proof.path, trust=issuer.public_key, task=TASK)
     assert found.outcome.name == "ACCEPTED", found.headline()
+
+
+def test_a_recorded_loop_trains_again_from_the_same_start() -> None:
+    """Weights are put into the memory that recorded steps know, by marked and unmarked runs."""
+    torch.manual_seed(0)
+    loop = Loop(TASK.build_model(), TASK.feed(), replace(COURSE, compile="reduce-overhead"))
+    assert not loop.problem
+    first = {name: value.clone() for name, value in loop.model.state_dict().items()}
+    found = []
+    for _ in range(3):
+        loop.restart(first)
+        found.append([epoch.loss for epoch in train_in(loop).epochs])
+    # Kernels may sum in another order each time; what is learned is the same.
+    assert found[1] == pytest.approx(found[0], rel=0.05)
+    assert found[2] == pytest.approx(found[0], rel=0.05)
+    assert loop.preparing == 0

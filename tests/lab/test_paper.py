@@ -313,9 +313,20 @@ def test_plain_training_is_not_repeated_where_it_is_recorded(
 
 def test_a_bare_test_is_that_of_a_model_built_anew() -> None:
     own = Subject.of({"pair": QUICK, "epochs": 1, "seed": 0})
-    passes = subject.bare_tests(own, own.start())
+    passes = subject.bare_tests(own, own.start().model)
     assert len(passes) == 5
     assert min(passes) > 0
+
+
+def test_all_runs_of_a_subject_begin_alike_in_one_loop(tmp_path: Path) -> None:
+    own = Subject.of({"pair": QUICK, "epochs": 1, "seed": 0})
+    plain = [subject.train_plain(own).accuracy]
+    marked = subject.train_marked(own, subject.Marking("ednn", 256), tmp_path / "proof")
+    assert marked.model is own.start().model
+    assert subject.verified(marked, "none")[0]
+    plain.append(subject.train_plain(own).accuracy)
+    again = subject.train_plain(Subject.of({"pair": QUICK, "epochs": 1, "seed": 0}))
+    assert plain == [again.accuracy] * 2
 
 
 def test_texts_are_trained_with_the_optimizer_that_learns_them() -> None:

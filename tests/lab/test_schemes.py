@@ -24,7 +24,7 @@ RUN = {
 }
 UNMARKED = Row("digits", PLAIN, 0, 0, 0, 1, epochs=12, accuracy=0.97, plain_accuracy=0.97)
 MARKED = Row(
-    "digits", "ednn", 256, 125_000, 1000, 1, share=0.03, epochs=12, shards=12,
+    "digits", "ednn", 256, 125_000, 1000, 1, 400_000, share=0.03, epochs=12, shards=12,
     accuracy=0.96, plain_accuracy=0.97, reached=0.9, sealed=1.0, edit=0.2,
     residual_least=0.9, residual_mean=0.95, residual_log2_p=-900.0,
     thief_least=0.8, thief_mean=0.9, thief_log2_p=-500.0, thief_accuracy=0.95, claimed=True,
@@ -124,7 +124,7 @@ def test_the_page_says_what_holds_and_what_does_not() -> None:
     assert "The most is lost with 256 bits at 0.125, λ = 0.001: 1.5 points" in page
     assert "**signed**: of 1 case accuracy stays within half a point of unmarked training" in page
     assert "Not every epoch ends in a shard" in page
-    assert "| ednn | 256 | 0.125 | 0.001 | 3.0% | -1.5 ± 0.2 | 1.00 |" in page
+    assert "| ednn | 256 | 0.125 | 0.001 | 0.4 | 3.0% | -1.5 ± 0.2 | 1.00 |" in page
     assert "the owner is named in 0 of 2 models" in page
     assert "No classifier told its blocks from unmarked ones." in page
 
@@ -136,12 +136,16 @@ def test_loads_are_compared_size_by_size() -> None:
     page = page_of(UNMARKED, MARKED, light, heavy, alone)
     assert (
         "Marks lighter than a scheme's own load, in 1 case: 0 seal fewer shards than at its own; "
-        "the finishing step's edit is smaller in 1; marks in the finished model read better in 1, "
-        "and after overwriting in 0."
+        "accuracy is more than half a point better in 0 and worse in 0; the finishing step's edit "
+        "is smaller in 1; marks in the finished model read better in 1, and after overwriting in 0."
     ) in page
     assert "heavier than a scheme's own load, in 1 case: 1 seal fewer" in page
-    assert page.count("| ednn | 1 |") == 3, "512 bits at one load are compared with nothing"
-    assert "| ednn | 1 | 0.5 | 0.001 | -1.0 | 0.50 | 0.40 | 0.900 | 0.950 | 1 of 1 |" in page
+    assert page.split("By load")[1].split("####")[0].count("| ednn |") == 3, (
+        "512 bits at one load are compared with nothing"
+    )
+    assert (
+        "| ednn | 256 | 0.5 | 0.001 | 0.4 | -1.0 | 0.50 | 0.40 | 0.900 | 0.950 | 1 of 1 |" in page
+    )
     assert "By λ" not in page
 
 
@@ -149,7 +153,15 @@ def test_strengths_are_compared_at_one_load() -> None:
     strong = replace(MARKED, strength=10_000, accuracy=0.9)
     page = page_of(UNMARKED, MARKED, strong)
     assert "By load" not in page
-    assert "| ednn | 1 | 0.125 | 0.01 | -7.0 |" in page
+    assert "| ednn | 256 | 0.125 | 0.01 | 0.4 | -7.0 |" in page
+
+
+def test_budgets_are_compared_at_one_load_and_strength() -> None:
+    small = replace(MARKED, budget=100_000, accuracy=0.969, shards=7)
+    page = page_of(UNMARKED, MARKED, small)
+    section = page.split("By finishing budget")[1].split("####")[0]
+    assert "| ednn | 256 | 0.125 | 0.001 | 0.1 | -0.1 | 0.58 |" in section
+    assert "| ednn | 256 | 0.125 | 0.001 | 0.4 | -1.0 | 1.00 |" in section
 
 
 def test_one_seed_settles_nothing_about_accuracy() -> None:
@@ -157,6 +169,19 @@ def test_one_seed_settles_nothing_about_accuracy() -> None:
     assert "of 1 case with one seed, which settles nothing, accuracy is within half a point" in page
     page = page_of(UNMARKED, replace(MARKED, accuracy=0.9))
     assert "in 0. The most is lost with 256 bits at 0.125, λ = 0.001: 7.0 points." in page
+
+
+def test_where_no_setting_keeps_accuracy_the_page_says_what_costs_least() -> None:
+    strong = replace(MARKED, strength=10_000, accuracy=0.93)
+    heavy = replace(MARKED, load=500_000, accuracy=0.95)
+    fine = replace(MARKED, bits=512, accuracy=0.97)
+    page = page_of(UNMARKED, MARKED, strong, heavy, fine)
+    assert (
+        "The least that a size costs is 1.0 points with 256 bits at 0.125, λ = 0.001. A stronger λ "
+        "with all else the same costs less in 0 of 1 comparison. A heavier load, on fewer blocks, "
+        "with all else the same costs less in 0 of 1 comparison."
+    ) in page
+    assert "The least that a size costs" not in page_of(UNMARKED, replace(MARKED, accuracy=0.97))
 
 
 def test_the_page_shows_what_was_refused() -> None:

@@ -189,6 +189,25 @@ def test_compiled_steps_are_the_same_steps(feed: Feed) -> None:
     assert torch.allclose(weights(done.model), weights(plain.model), atol=1e-4)
 
 
+@pytest.mark.parametrize("how", ["", "aot_eager"])
+def test_a_loop_that_trains_again_comes_out_the_same_and_is_compiled_once(
+    how: str, feed: Feed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[object] = []
+    compiler = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda *a, **b: made.append(a) or compiler(*a, **b))
+    loop = Loop(net(), feed, replace(VARIED, epochs=1, compile=how))
+    first = {name: value.clone() for name, value in loop.model.state_dict().items()}
+    ends = []
+    for _ in range(2):
+        loop.restart(first)
+        ends.append(weights(training.train_in(loop).model))
+    fresh = training.train(net(), feed, replace(VARIED, epochs=1)).model
+    assert torch.equal(ends[0], ends[1])
+    assert torch.allclose(ends[0], weights(fresh), atol=1e-4)
+    assert len(made) == (1 if how else 0)
+
+
 def test_a_compiler_that_fails_is_done_without_and_said(
     feed: Feed, monkeypatch: pytest.MonkeyPatch
 ) -> None:

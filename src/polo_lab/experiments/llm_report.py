@@ -15,9 +15,10 @@ Row = dict[str, Any]
 _WORDS = """\
 Language models, fine-tuned by LoRA on their query and value projections; SmolLM2-135M is
 pretrained. The proof covers the adapter, the terms name the base by its root. Accuracy is that of
-the next token on held-out text. Each adapter is then merged into the base as PEFT does it, and
-`polo identify --base` looks for the chain's marks in the full model, in float32 and bfloat16; and
-in the model that an unmarked adapter was merged into, where it must name nobody."""
+the next token at {places} places of held-out text, where one more or less is {one:.2f} points:
+differences of a few tenths mean nothing. Each adapter is then merged into the base as PEFT does it,
+and `polo identify --base` looks for the chain's marks in the full model, in float32 and bfloat16;
+and in the model that an unmarked adapter was merged into, where it must name nobody."""
 
 _SHAPES = """\
 These have random weights and say how long it takes, and nothing about accuracy: {shapes}. They are
@@ -79,9 +80,12 @@ def sections(recording: Recording) -> Iterator[str]:
 
 
 def _words(rows: list[Row]) -> str:
+    from polo_lab.tasks.lora import HELD_OUT, WINDOW
+
+    words = _WORDS.format(places=HELD_OUT * WINDOW, one=100 / (HELD_OUT * WINDOW))
     shapes = [_named(row) for row in rows if row["model"] in TITLES]
     told = _SHAPES.format(shapes="; ".join(dict.fromkeys(shapes)))
-    return f"{_WORDS}\n{told}" if shapes else _WORDS
+    return f"{words}\n{told}" if shapes else words
 
 
 def _named(row: Row) -> str:

@@ -12,13 +12,13 @@ from typing import Any
 from polo.enrolment import millionths
 from polo.protocol.detection import MILLION
 from polo.watermark.mark import carrier_of
-from polo.watermark.schemes import SCHEMES, scheme
+from polo.watermark.schemes import SCHEMES
 from polo.weights.checkpoint import checkpoint_of
 from polo_lab.effort.training import LabTask
 from polo_lab.experiments import schemes_report
 from polo_lab.experiments.experiment import Bench, Experiment, Measured
 from polo_lab.experiments.lines import Settings
-from polo_lab.experiments.schemes_rows import PLAIN, Row
+from polo_lab.experiments.schemes_rows import DENSE, PLAIN, Row, defaults_of
 from polo_lab.schemes.courses import COURSES
 from polo_lab.schemes.measures import forging, found_in, overwritten, told_apart
 from polo_lab.schemes.training import Marked, Plain, Setting, train_marked, train_plain
@@ -28,8 +28,20 @@ SMALL = ("digits", "norms")
 LOADS = (0.25, 4.0)
 """Loads beside a scheme's own, as multiples of it."""
 
+STRENGTHS = (0.3, 3.0)
+"""λ beside a scheme's own, as multiples of it."""
+
 HINGES = (0.003, 0.01, 0.1)
 """Strengths of FedIPR's hinge beside its own: norm scales are few, so that it decides much."""
+
+BUDGETS = (0.1, 0.2, 0.4)
+"""Largest edits of the finishing step, relative to a block's norm."""
+
+HINGES_LARGE = (0.003, 0.0003, 0.03)
+"""The same for ResNet-18, whose shards have more steps; the one in the middle first."""
+
+SMALLER = 0.2
+"""A finishing budget of FedIPR that costs little where a mark takes most of the scales."""
 
 
 def units(
@@ -39,6 +51,7 @@ def units(
     bits: Sequence[int],
     loads: Sequence[float | None] = (None,),
     strengths: Sequence[float | None] = (None,),
+    budgets: Sequence[float | None] = (None,),
     seeds: int,
 ) -> list[Settings]:
     """The work, seed by seed, so that whatever is done by a deadline is spread evenly.
@@ -49,14 +62,17 @@ def units(
         bits: Bits of marks.
         loads: Loads; None for the scheme's own.
         strengths: λ; None for the scheme's own.
+        budgets: Largest edits of the finishing step; None for the scheme's own.
         seeds: Number of seeds.
     """
     found: dict[tuple[object, ...], Row] = {}
     for seed, task in itertools.product(range(seeds), tasks):
         unmarked = Row(task, PLAIN, 0, 0, 0, seed)
         found[unmarked.key] = unmarked
-        for name, size, load, strength in itertools.product(schemes, bits, loads, strengths):
-            own = scheme(name).defaults
+        for name, size, load, strength, budget in itertools.product(
+            schemes, bits, loads, strengths, budgets
+        ):
+            own = defaults_of(name)
             row = Row(
                 task,
                 name,
@@ -64,6 +80,7 @@ def units(
                 millionths(own.load if load is None else load),
                 millionths(own.strength if strength is None else strength),
                 seed,
+                millionths(own.budget if budget is None else budget),
             )
             found[row.key] = row
     return [row.settings() for row in found.values()]
@@ -80,7 +97,7 @@ def measure(settings: Settings, bench: Bench) -> Measured:
     if row.scheme == PLAIN:
         row = replace(row, epochs=course.epochs, accuracy=plain.accuracy, seconds=plain.seconds)
     else:
-        folder = bench.folder / f"{row.scheme}-{row.bits}-{row.load}-{row.strength}"
+        folder = bench.folder / "-".join(map(str, row.key[1:-1]))
         folder.mkdir()
         row = _marked(task, row, plain, folder)
     return Measured(row.figures(), row.timings())
@@ -140,7 +157,15 @@ def _found(task: LabTask, row: Row, marked: Marked, folder: Path) -> dict[str, A
 
 
 def _setting(row: Row) -> Setting:
-    return Setting(row.scheme, row.bits, row.load / MILLION, row.strength / MILLION)
+    dense = row.scheme == DENSE
+    return Setting(
+        "ednn" if dense else row.scheme,
+        row.bits,
+        row.load / MILLION,
+        row.strength / MILLION,
+        row.budget / MILLION,
+        "dense" if dense else "block",
+    )
 
 
 def _share(task: LabTask, row: Row) -> float:
@@ -154,14 +179,35 @@ def _small(quick: bool) -> Iterable[Settings]:
     if quick:
         return units(tasks=["digits"], schemes=["ednn", "fedipr"], bits=[256], seeds=1)
     found = units(tasks=SMALL, schemes=tuple(SCHEMES), bits=BITS, seeds=5)
+    found += units(tasks=SMALL, schemes=[DENSE], bits=BITS[:3], seeds=2)
     for name in SCHEMES:
-        own = scheme(name).defaults.load
-        loads = [own * factor for factor in LOADS]
+        loads = [defaults_of(name).load * factor for factor in LOADS]
         found += units(tasks=SMALL, schemes=[name], bits=BITS, loads=loads, seeds=2)
     found += units(tasks=["norms"], schemes=["fedipr"], bits=BITS[:3], strengths=HINGES, seeds=2)
+    found += _budgets()
+    for name in (*SCHEMES, DENSE):
+        strengths = [defaults_of(name).strength * factor for factor in STRENGTHS]
+        found += units(tasks=SMALL, schemes=[name], bits=(256, 1024), strengths=strengths, seeds=2)
     # Stable: of one seed the rows stay in order, and marks at their own load come first.
     unique = {tuple(unit.values()): unit for unit in found}.values()
     return sorted(unique, key=lambda unit: unit["seed"])
+
+
+def _budgets() -> list[Settings]:
+    """What the finishing step may do, beside what it usually may."""
+    found = units(
+        tasks=SMALL, schemes=(*SCHEMES, DENSE), bits=(256, 1024), budgets=BUDGETS, seeds=2
+    )
+    for strength in (0.03, 0.1):
+        found += units(
+            tasks=["norms"],
+            schemes=["fedipr"],
+            bits=BITS[:3],
+            strengths=[strength],
+            budgets=(0.1, 0.2, 0.4, 0.7),
+            seeds=3,
+        )
+    return found
 
 
 def _large(quick: bool) -> Iterable[Settings]:
@@ -170,15 +216,28 @@ def _large(quick: bool) -> Iterable[Settings]:
         return units(tasks=["digits"], schemes=["signed"], bits=[256], seeds=1)
     tasks, bits = ["resnet18"], (2048, 1024)
     found = units(tasks=tasks, schemes=tuple(SCHEMES), bits=bits, seeds=1)
-    # Norm scales are so few that load and λ decide what their marks cost.
-    more = units(
-        tasks=tasks,
-        schemes=["fedipr"],
-        bits=bits,
-        loads=(0.25, 0.5, 1.0),
-        strengths=(0.003, 0.03),
-        seeds=1,
-    )
+    # Norm scales are so few that load and λ decide what their marks cost: each λ at the least load
+    # that 2048 bits fit into, or at the scheme's own, and each load at the λ in the middle.
+    more: list[Settings] = []
+    for size, least, heavier in ((2048, 0.5, [1.0]), (1024, 0.25, [0.5, 1.0])):
+        for loads, strengths in (([least], HINGES_LARGE), (heavier, HINGES_LARGE[:1])):
+            more += units(
+                tasks=tasks,
+                schemes=["fedipr"],
+                bits=[size],
+                loads=loads,
+                strengths=strengths,
+                seeds=1,
+            )
+        more += units(
+            tasks=tasks,
+            schemes=["fedipr"],
+            bits=[size],
+            loads=[least],
+            strengths=(0.01, 0.03),
+            budgets=[SMALLER],
+            seeds=1,
+        )
     return [*found, *(unit for unit in more if unit not in found)]
 
 

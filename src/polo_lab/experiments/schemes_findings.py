@@ -7,15 +7,14 @@ from dataclasses import dataclass, replace
 from polo.checks import counted
 from polo.embedding.forging import FREE
 from polo.protocol.detection import MILLION
-from polo.watermark.schemes import SCHEMES
-from polo_lab.experiments.schemes_rows import PLAIN, Row
+from polo_lab.experiments.schemes_rows import PLAIN, Row, defaults_of
 from polo_lab.experiments.statistics import clopper_pearson, mean_interval
 
 CLOSE = 0.005
 """Accuracy within half a point of unmarked training counts as kept."""
 
 RUINED = 0.02
-"""A thief who loses more than two points has stolen another model."""
+"""A model that loses more than two points is another one, to its owner and to a thief."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,9 @@ class Group:
         bits: Bits of each mark.
         load: Load, in millionths.
         strength: λ, in millionths.
+        budget: Largest edit of the finishing step, in millionths.
         rows: The trainings.
+        sizes: Bits of each mark, where several sizes are put together.
     """
 
     task: str
@@ -45,7 +46,9 @@ class Group:
     bits: int
     load: int
     strength: int
+    budget: int
     rows: tuple[Row, ...]
+    sizes: tuple[int, ...] = ()
 
     def values(self, name: str) -> list[float]:
         """One figure of every training that has it."""
@@ -57,9 +60,9 @@ class Group:
         return [one - other for one, other in pairs if one is not None and other is not None]
 
     @property
-    def key(self) -> tuple[str, str, int, int]:
+    def key(self) -> tuple[str, str, int, int, int]:
         """Everything but load and seed."""
-        return self.task, self.scheme, self.bits, self.strength
+        return self.task, self.scheme, self.bits, self.strength, self.budget
 
     @property
     def told(self) -> Told | None:
@@ -73,19 +76,23 @@ class Group:
 
     @property
     def label(self) -> str:
-        """Size, load and λ, as a sentence names them."""
-        return f"{self.bits} bits at {self.load / MILLION:g}, λ = {self.strength / MILLION:g}"
+        """Size, load and λ, as a sentence names them, and the budget where it is not usual."""
+        said = f"{self.bits} bits at {self.load / MILLION:g}, λ = {self.strength / MILLION:g}"
+        usual = round(defaults_of(self.scheme).budget * MILLION)
+        return said if self.budget == usual else f"{said}, budget {self.budget / MILLION:g}"
 
 
 def grouped(rows: Sequence[Row]) -> list[Group]:
     """Rows with marks that fit, by everything but the seed, in order."""
-    found: dict[tuple[str, str, int, int, int], list[Row]] = {}
+    found: dict[tuple[str, str, int, int, int, int], list[Row]] = {}
     for row in rows:
         if row.scheme != PLAIN and not row.problem:
             found.setdefault(row.key[:-1], []).append(row)
     groups = [Group(*key, tuple(own)) for key, own in found.items()]
     names = list(dict.fromkeys(group.scheme for group in groups))
-    return sorted(groups, key=lambda g: (names.index(g.scheme), g.strength, g.load, g.bits))
+    return sorted(
+        groups, key=lambda g: (names.index(g.scheme), g.budget, g.strength, g.load, g.bits)
+    )
 
 
 def sentences(rows: Sequence[Row]) -> Iterator[str]:
@@ -102,7 +109,9 @@ def sentences(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _overall(groups: Sequence[Group]) -> Iterator[str]:
-    costs = [cost for group in groups for cost in group.loss("accuracy", "least_forged")]
+    # What is left of a model that marks have ruined can hardly be made worse.
+    whole = [replace(g, rows=tuple(row for row in g.rows if not _spoilt(row))) for g in groups]
+    costs = [cost for group in whole for cost in group.loss("accuracy", "least_forged")]
     if not costs:
         return
     cheap = sum(cost < FREE for cost in costs)
@@ -112,14 +121,15 @@ def _overall(groups: Sequence[Group]) -> Iterator[str]:
         return
     yield (
         "Forging is cheap with every scheme: whoever turns just enough bits for a verifier, "
-        f"without data, loses less than half a point in {cheap} of {len(costs)} models, and at "
-        f"most {100 * max(costs):.1f} points. Effort is shown by replay and by live receipts, not "
-        "by a scheme."
+        f"without data, loses less than half a point in {cheap} of {len(costs)} models that marks "
+        f"have not ruined, and at most {100 * max(costs):.1f} points. Effort is shown by replay "
+        "and by live receipts, not by a scheme."
     )
 
 
 def _about(groups: Sequence[Group]) -> Iterator[str]:
     yield _fidelity(groups)
+    yield from _spared(groups)
     yield _sealing(groups)
     if all(not group.values("residual_mean") for group in groups):
         return
@@ -130,12 +140,17 @@ def _about(groups: Sequence[Group]) -> Iterator[str]:
 
 def by_load(groups: Sequence[Group]) -> list[Group]:
     """Groups of one scheme and λ put together by load, each over the sizes that all loads have."""
-    return _swept(groups, lambda g: (g.scheme, g.strength), lambda g: g.load)
+    return _swept(groups, lambda g: (g.scheme, g.strength, g.budget), lambda g: g.load)
 
 
 def by_strength(groups: Sequence[Group]) -> list[Group]:
     """The same by λ, at one load."""
-    return _swept(groups, lambda g: (g.scheme, g.load), lambda g: g.strength)
+    return _swept(groups, lambda g: (g.scheme, g.load, g.budget), lambda g: g.strength)
+
+
+def by_budget(groups: Sequence[Group]) -> list[Group]:
+    """The same by what the finishing step may do, at one load and λ."""
+    return _swept(groups, lambda g: (g.scheme, g.load, g.strength), lambda g: g.budget)
 
 
 def _swept(
@@ -152,28 +167,56 @@ def _swept(
 
 
 def _together(groups: Sequence[Group]) -> Group:
-    """Groups of several sizes as one; its size is the number of them."""
+    """Groups of several sizes as one."""
     rows = tuple(row for group in groups for row in group.rows)
-    return replace(groups[0], bits=len(groups), rows=rows)
+    return replace(groups[0], rows=rows, sizes=tuple(sorted(group.bits for group in groups)))
 
 
-def of_loads(groups: Sequence[Group]) -> Iterator[str]:
-    """What lighter and heavier marks do, against each scheme's own load, size by size."""
-    own = {name: round(scheme.defaults.load * MILLION) for name, scheme in SCHEMES.items()}
-    usual = {g.key: g for g in groups if g.load == own[g.scheme]}
-    pairs = [(g, usual[g.key]) for g in groups if g.load != own[g.scheme] and g.key in usual]
-    for word, chosen in (
-        ("lighter", [(g, u) for g, u in pairs if g.load < u.load]),
-        ("heavier", [(g, u) for g, u in pairs if g.load > u.load]),
+def of_defaults(groups: Sequence[Group]) -> Iterator[str]:
+    """What other loads, budgets and λ do, against each scheme's own, with all else the same."""
+    for field, less, more in (
+        (
+            "load",
+            "Marks lighter than a scheme's own load",
+            "Marks heavier than a scheme's own load",
+        ),
+        ("budget", "Finishing budgets below a scheme's own", "Finishing budgets above it"),
+        ("strength", "λ below a scheme's own", "λ above it"),
     ):
-        if chosen:
-            yield (
-                f"Marks {word} than a scheme's own load, in {counted(len(chosen), 'case')}: "
-                f"{_fewer(chosen)} seal fewer shards than at its own; the finishing step's edit is "
-                f"smaller in {_smaller(chosen, 'edit')}; marks in the finished model read better "
-                f"in {_smaller(chosen, 'residual_mean', -1)}, and after overwriting in "
-                f"{_smaller(chosen, 'thief_mean', -1)}."
-            )
+        pairs = _beside_own(groups, field)
+        for words, chosen in (
+            (less, [(g, u) for g, u in pairs if getattr(g, field) < getattr(u, field)]),
+            (more, [(g, u) for g, u in pairs if getattr(g, field) > getattr(u, field)]),
+        ):
+            if chosen:
+                yield f"{words}, in {counted(len(chosen), 'case')}: {_changed(chosen)}"
+
+
+def _beside_own(groups: Sequence[Group], field: str) -> list[tuple[Group, Group]]:
+    """Groups whose load, budget or λ is not the scheme's own, each with the one whose it is."""
+
+    def own(group: Group) -> bool:
+        usual = round(getattr(defaults_of(group.scheme), field) * MILLION)
+        return bool(getattr(group, field) == usual)
+
+    def rest(group: Group) -> tuple[object, ...]:
+        names = ("task", "scheme", "bits", "load", "strength", "budget")
+        return tuple(getattr(group, name) for name in names if name != field)
+
+    usual = {rest(group): group for group in groups if own(group)}
+    return [(g, usual[rest(g)]) for g in groups if not own(g) and rest(g) in usual]
+
+
+def _changed(pairs: Sequence[tuple[Group, Group]]) -> str:
+    worse = sum(_lost(group)[0] - _lost(usual)[0] > CLOSE for group, usual in pairs)
+    better = sum(_lost(usual)[0] - _lost(group)[0] > CLOSE for group, usual in pairs)
+    return (
+        f"{_fewer(pairs)} seal fewer shards than at its own; accuracy is more than half a point "
+        f"better in {better} and worse in {worse}; the finishing step's edit is smaller in "
+        f"{_smaller(pairs, 'edit')}; marks in the finished model read better in "
+        f"{_smaller(pairs, 'residual_mean', -1)}, and after overwriting in "
+        f"{_smaller(pairs, 'thief_mean', -1)}."
+    )
 
 
 def _fewer(pairs: Sequence[tuple[Group, Group]]) -> int:
@@ -227,6 +270,39 @@ def _once(groups: Sequence[Group]) -> str:
     return text
 
 
+def _spared(groups: Sequence[Group]) -> Iterator[str]:
+    """The least that each size costs where none keeps accuracy, and what λ and load do about it."""
+    lost = {id(group): _lost(group)[0] for group in groups}
+    told = []
+    for bits in sorted({group.bits for group in groups}):
+        best = min((g for g in groups if g.bits == bits), key=lambda g: lost[id(g)])
+        if lost[id(best)] > CLOSE:
+            told.append(f"{100 * lost[id(best)]:.1f} points with {best.label}")
+    if not told:
+        return
+    yield f"The least that a size costs is {'; '.join(told)}."
+    settings = ("bits", "load", "strength", "budget")
+    for what, along in (
+        ("A stronger λ", "strength"),
+        ("A heavier load, on fewer blocks,", "load"),
+        ("A larger finishing budget", "budget"),
+    ):
+        same = [name for name in settings if name != along]
+        pairs = [
+            (one, other)
+            for one in groups
+            for other in groups
+            if getattr(one, along) < getattr(other, along)
+            and all(getattr(one, name) == getattr(other, name) for name in same)
+        ]
+        if pairs:
+            less = sum(lost[id(other)] < lost[id(one)] for one, other in pairs)
+            yield (
+                f"{what} with all else the same costs less in {less} of "
+                f"{counted(len(pairs), 'comparison')}."
+            )
+
+
 def _lost(group: Group) -> tuple[float, float]:
     mean, half = mean_interval(group.loss("accuracy", "plain_accuracy"))
     return -mean, half
@@ -254,6 +330,13 @@ def _lasting(groups: Sequence[Group]) -> str:
     text += f"; after overwriting the owner is named in {named} of {len(judged)} models"
     dear = sum(not row.claimed and _ruined(row) for row in judged)
     return text + (f", and {dear} of the others are ruined." if dear else ".")
+
+
+def _spoilt(row: Row) -> bool:
+    """Whether marks cost more accuracy than a buyer would take."""
+    if row.plain_accuracy is None or row.accuracy is None:
+        return False
+    return row.plain_accuracy - row.accuracy > RUINED
 
 
 def _ruined(row: Row) -> bool:

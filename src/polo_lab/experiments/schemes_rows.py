@@ -4,15 +4,24 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Self
 
+from polo.watermark.schemes import Defaults, scheme
 from polo_lab.experiments import lines
 from polo_lab.experiments.lines import Line
 
 PLAIN = "none"
 """What stands for the scheme of a training without marks."""
 
+DENSE = "ednn-dense"
+"""What stands for EDNN with one key over all weights of a mark, which no terms call a scheme."""
+
 UNFIT = "does not fit: "
-SETTINGS = ("task", "scheme", "bits", "load", "strength", "seed")
+SETTINGS = ("task", "scheme", "bits", "load", "strength", "budget", "seed")
 TIMINGS = ("seconds", "plain_seconds")
+
+
+def defaults_of(name: str) -> Defaults:
+    """What suits a scheme by the name that rows have for it."""
+    return scheme("ednn" if name == DENSE else name).defaults
 
 
 @dataclass(frozen=True)
@@ -25,6 +34,7 @@ class Row:
         bits: Bits of each mark.
         load: Bits per weight of a block, in millionths.
         strength: λ, in millionths.
+        budget: Largest edit of the finishing step, relative to a block's norm, in millionths.
         share: Part of the carrier's blocks that one mark takes.
         seed: Seed of start and order.
         problem: Why there is nothing else; empty if there is.
@@ -64,6 +74,7 @@ class Row:
     load: int
     strength: int
     seed: int
+    budget: int = 0
     share: float = 0.0
     problem: str = ""
     epochs: int = 0
@@ -96,9 +107,10 @@ class Row:
     told_blocks: int = 0
 
     @property
-    def key(self) -> tuple[str, str, int, int, int, int]:
+    def key(self) -> tuple[str, str, int, int, int, int, int]:
         """What was measured, and with which seed."""
-        return (self.task, self.scheme, self.bits, self.load, self.strength, self.seed)
+        own = (self.task, self.scheme, self.bits, self.load, self.strength, self.budget)
+        return (*own, self.seed)
 
     def settings(self) -> dict[str, Any]:
         """What was asked for."""

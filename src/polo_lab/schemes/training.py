@@ -27,12 +27,16 @@ class Setting:
         bits: Bits of each mark.
         load: Bits per weight of a block.
         strength: λ.
+        budget: Largest edit of the finishing step, relative to a block's norm.
+        key: The kind of key.
     """
 
     scheme: str
     bits: int
     load: float | None = None
     strength: float | None = None
+    budget: float | None = None
+    key: str = "block"
 
     def terms(self, task: LabTask) -> Terms:
         """Terms for a task, of level chain alone."""
@@ -42,6 +46,8 @@ class Setting:
             bits=self.bits,
             load=self.load,
             strength=self.strength,
+            budget=self.budget,
+            key=self.key,
             fewest_shards=1,
         )
 

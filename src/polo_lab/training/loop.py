@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import nn
@@ -25,7 +25,7 @@ class Loop:
 
     First passes are made when it is built, so that compiling and choosing kernels is not part of
     any step; the model is left as it was. Of compiled loops one is used at a time: building another
-    makes it compile again.
+    makes it compile again. One loop can train many times (`restart`), compiled once.
 
     Args:
         model: The model, on the feed's device.
@@ -62,6 +62,19 @@ class Loop:
     def steps(self) -> int:
         """Steps of an epoch."""
         return self.feed.steps(self.course)
+
+    def restart(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Begin anew: the same model with other weights, and an optimizer that knows nothing.
+
+        Weights are copied into the memory that compiled steps know.
+
+        Args:
+            weights: A state of the model.
+        """
+        self.model.zero_grad(set_to_none=True)
+        self.model.load_state_dict(weights)
+        self.optimizer = self.course.make_optimizer(self.model)
+        self.preparing = 0.0
 
     def run(self, first: int, last: int, on_step: OnStep | None = None) -> torch.Tensor:
         """Take steps, counted from the beginning of the training.

@@ -99,6 +99,19 @@ def train(
     """
     model.to(feed.device)
     loop = Loop(model, feed, course, optimizer)
+    return train_in(loop, prover=prover, metric=metric, on_step=on_step, on_epoch=on_epoch)
+
+
+def train_in(
+    loop: Loop,
+    *,
+    prover: polo.Prover | None = None,
+    metric: Callable[[], float] | None = None,
+    on_step: OnStep | None = None,
+    on_epoch: OnEpoch | None = None,
+) -> Trained:
+    """Train in a loop that was built before; everything else is as in `train`."""
+    model, feed, course = loop.model, loop.feed, loop.course
     done: list[Epoch] = []
     began = time.perf_counter()
     with contextlib.ExitStack() as stack:

@@ -21,7 +21,7 @@ from polo_lab.experiments import machine
 from polo_lab.experiments.experiment import Bench
 from polo_lab.experiments.lines import Line, Settings
 from polo_lab.experiments.paper.pairs import PAIRS, Pair
-from polo_lab.training import Epoch, evaluate, train
+from polo_lab.training import Epoch, Loop, evaluate, train_in
 
 SHARDS = 200
 """Shards that terms allow, at most: more than any run has."""
@@ -40,7 +40,10 @@ _NO_EDIT = 1e-6
 
 
 class Subject:
-    """A pair with its data on the device, under one seed.
+    """A pair with its data on the device, under one seed; all its runs train the same model.
+
+    Compiling takes longer than a short run, so that they share one loop: a run's model is the next
+    one's, trained anew.
 
     Args:
         pair: The pair.
@@ -54,6 +57,8 @@ class Subject:
         self.task = pair.task
         self.feed = self.task.feed(seed)
         self.course = pair.course(epochs, rate)
+        self._loop: Loop | None = None
+        self._first: dict[str, torch.Tensor] = {}
 
     @classmethod
     def of(cls, settings: Settings) -> "Subject":
@@ -61,10 +66,17 @@ class Subject:
         pair = PAIRS[settings["pair"]]
         return cls(pair, settings["epochs"], settings["seed"], settings.get("rate", 0.0))
 
-    def start(self) -> nn.Module:
-        """The model that every run of this seed begins with."""
+    def start(self) -> Loop:
+        """A run about to begin, as every run of this seed does: weights, order, generators."""
         torch.manual_seed(self.seed)
-        return self.task.build_model()
+        if self._loop is None:
+            model = self.task.build_model()
+            self._first = {name: value.clone() for name, value in model.state_dict().items()}
+            self._loop = Loop(model, self.feed, self.course)
+        else:
+            self._loop.restart(self._first)
+        torch.manual_seed(self.seed)
+        return self._loop
 
 
 @dataclass(frozen=True)
@@ -199,7 +211,7 @@ def _without_marks(line: Line) -> float | None:
 
 def train_plain(subject: Subject) -> Plain:
     """Train without marks."""
-    found = train(subject.start(), subject.feed, subject.course)
+    found = train_in(subject.start())
     accuracy = subject.task.evaluate(found.model)
     return Plain(found.model, accuracy, found.epochs, found.seconds, found.compiled, found.problem)
 
@@ -228,15 +240,15 @@ def train_marked(subject: Subject, marking: Marking, folder: Path) -> Marked:
     issued = polo.enrol(terms, identity=owner.public_key, issuer=issuer)
     shutil.rmtree(folder, ignore_errors=True)
     prover = polo.Prover(issued, key=owner, store=folder)
-    model, tests = subject.start(), 0.0
+    loop, tests = subject.start(), 0.0
 
     def metric() -> float:
         nonlocal tests
-        accuracy, took = _timed(lambda: evaluate(model, subject.feed, subject.course))
+        accuracy, took = _timed(lambda: evaluate(loop.model, subject.feed, subject.course))
         tests += took
         return accuracy
 
-    found = train(model, subject.feed, subject.course, prover=prover, metric=metric)
+    found = train_in(loop, prover=prover, metric=metric)
     began = time.perf_counter()
     proof = prover.finish()
     seconds = found.seconds + time.perf_counter() - began
