@@ -1,5 +1,6 @@
 """Samples on which steps cost less than they seem to: near copies, and labels that are none."""
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ import torch
 from polo.checks import Check
 from polo.evidence.replay import platform
 from polo.evidence.replay.contrast import share
-from polo.evidence.replay.likeness import nearest
+from polo.evidence.replay.likeness import Likeness, _Sketch, nearest
 from polo.evidence.replay.motion import Motion
 from polo.evidence.replay.teaching import Teaching
 from polo.protocol.challenge import Place
+from polo.protocol.effort import Column
+from polo.tasks.training import inputs_of
 from polo.verifier import Outcome, Status
 
 FAMILIES = 8
@@ -64,6 +67,55 @@ class Silent(Variant):
         points[silent] = 0
         points[silent, 0] = 1e-20 * (1 + drawn.random(silent.sum()))
         return {"label": columns["label"], "point": points}
+
+
+class Swallowed(Variant):
+    """Many samples, but a fifth of what a large batch has, repeated with a trace."""
+
+    def train_columns(self) -> dict[str, np.ndarray]:
+        columns = self._task.train_columns()
+        of = np.arange(256) % 51
+        points = columns["point"][of]
+        points[:, 0] = 1e-20 * (1 + np.random.default_rng(0).random(256))
+        return {"label": columns["label"][of], "point": points}
+
+
+class Numbered(Copies):
+    """Eight samples, of each of which something else is asked every time."""
+
+    def train_columns(self) -> dict[str, np.ndarray]:
+        return {**super().train_columns(), "label": np.arange(256)}
+
+    def train_step(self, model: Any, optimizer: Any, batch: Any) -> None:
+        optimizer.zero_grad()
+        wanted = torch.nn.functional.one_hot(batch["label"] % 4, 4) * (1 + batch["label"][:, None])
+        torch.nn.functional.mse_loss(model(batch["point"]), wanted / 256).backward()
+        optimizer.step()
+
+
+class Halves(Variant):
+    """Samples in two columns, each of which holds few values; together they are all different."""
+
+    columns = (
+        Column("label", "I64", ()), Column("left", "F32", (8,)), Column("right", "F32", (8,))
+    )  # fmt: skip
+
+    def train_columns(self) -> dict[str, np.ndarray]:
+        columns, at = self._task.train_columns(), np.arange(256)
+        left, right = columns["point"][at // 16, :8], columns["point"][at % 16, 8:]
+        return {"label": columns["label"], "left": left.copy(), "right": right.copy()}
+
+    def train_step(self, model: Any, optimizer: Any, batch: Any) -> None:
+        point = torch.cat([batch["left"], batch["right"]], 1)
+        self._task.train_step(model, optimizer, {"label": batch["label"], "point": point})
+
+
+class Whole(Variant):
+    """A step that takes batches of one size only."""
+
+    def train_step(self, model: Any, optimizer: Any, batch: Any) -> None:
+        assert len(batch["label"]) == 32
+        self._task.train_step(model, optimizer, batch)
 
 
 class Reordered(Variant):
@@ -165,6 +217,85 @@ def test_samples_of_their_own_pass_to_the_bit(honest: Any, tmp_path: Path) -> No
     (copies,) = named(honest.replayed(tmp_path / "answer"), "copies")
     assert copies.status is Status.PASSED
     assert copies.figures["different"] >= 0.9 * copies.figures["tried"]
+
+
+@pytest.mark.parametrize("chosen", [Swallowed, Numbered])
+def test_copies_are_refused_in_batches_of_any_size_and_whatever_is_asked_of_them(
+    chosen: Any,
+    task: Any,
+    train: Callable[..., Any],
+    recipe_of: Callable[..., Any],
+    tmp_path: Path,
+) -> None:
+    """Many families in a large batch save as much as few in a small one; labels are no inputs."""
+    recipe = recipe_of(batch=256, rate=0.01) if chosen is Swallowed else recipe_of(rate=0.01)
+    made = train(tmp_path / "proof", task=chosen(task), recipe=recipe)
+    challenge = made.everything()
+    answer = made.answer(challenge, tmp_path / "answer")
+    for _ in range(3):
+        (copies,) = named(made.verify(challenge, answer), "copies")
+        assert copies.status is Status.FAILED
+        assert copies.figures["share"] < 0.3
+
+
+@pytest.mark.parametrize("chosen", [Halves, Whole])
+def test_samples_that_differ_as_a_whole_pass(
+    chosen: Any, task: Any, train: Callable[..., Any], tmp_path: Path
+) -> None:
+    verdict = train(tmp_path / "proof", task=chosen(task)).replayed(tmp_path / "answer")
+    (copies,) = named(verdict, "copies")
+    assert copies.status is Status.PASSED
+    assert copies.figures["share"] > 0.9
+
+
+def test_short_batches_at_the_end_of_the_data_hide_nothing(
+    task: Any, train: Callable[..., Any], recipe_of: Callable[..., Any], tmp_path: Path
+) -> None:
+    recipe = recipe_of(batch=127, every=1)  # Each pass ends in a batch of two samples.
+    made = train(tmp_path / "proof", task=Copies(task), recipe=recipe)
+    challenge = made.everything()
+    answer = made.answer(challenge, tmp_path / "answer")
+    for _ in range(5):
+        (copies,) = named(made.verify(challenge, answer), "copies")
+        assert copies.status is Status.FAILED
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 16])
+@pytest.mark.parametrize("rows", [64, 256, 1024])
+def test_the_part_that_stands_for_itself_is_estimated(size: int, rows: int) -> None:
+    """From half of a batch, or a quarter, families are counted about right, and never too high."""
+    found = [drawn_from(np.arange(rows) // size, seed).share for seed in range(20)]
+    assert 0.6 / size <= np.mean(found) <= 1.15 / size
+
+
+def test_one_family_among_many_samples_leaves_the_others() -> None:
+    families = np.where(np.arange(256) < 115, 0, np.arange(256))
+    found = [drawn_from(families, seed).share for seed in range(20)]
+    assert 0.4 < min(found) <= np.mean(found) < 0.65
+
+
+def drawn_from(families: np.ndarray, seed: int) -> Likeness:
+    """What is seen of a batch if half of it is compared, at most 256 samples."""
+    seen = np.random.default_rng(seed).permutation(families)[: min(256, len(families) // 2)]
+    return Likeness(len(families), tuple(np.unique(seen, return_counts=True)[1].tolist()))
+
+
+def test_what_goes_into_a_model_is_all_but_its_targets(task: Any) -> None:
+    assert inputs_of(task) == ("point",)
+    assert inputs_of(Halves(task)) == ("left", "right")
+    own = Halves(task)
+    own.targets = ("left",)
+    assert inputs_of(own) == ("label", "right")
+    own.targets = ("label", "left", "right")
+    assert inputs_of(own) == ("label", "left", "right")
+
+
+def test_sparse_gradients_are_summed_up_like_dense_ones() -> None:
+    dense = torch.zeros(64, 3)
+    dense[5:9] = 1.0
+    found = [_Sketch(random.Random(3))({"w": slope}) for slope in (dense, dense.to_sparse())]
+    assert torch.equal(*found)
+    assert found[0].norm() > 0
 
 
 class Dropping(Variant):

@@ -27,7 +27,7 @@ from polo_lab.attacks.effort.interpolation import Interpolation
 from polo_lab.attacks.effort.loudness import LoudSamples
 from polo_lab.attacks.effort.masking import Masking
 from polo_lab.attacks.effort.reuse import Reuse
-from polo_lab.attacks.effort.silence import SilentSamples
+from polo_lab.attacks.effort.silence import SilentSamples, SwallowedCopies
 from polo_lab.attacks.effort.skipping import Skipping
 from polo_lab.attacks.effort.snapshot import Snapshot, between, copied, length, put
 from polo_lab.attacks.effort.subset import TinySubset
@@ -50,9 +50,8 @@ REFUSED_BY = {
     "idle steps, identity": {"replay/record", "replay/segment"},
     "idle steps, no rate": {"replay/segment"},
     "tiny subset of 16, plain copies": {"replay/data"},
-    "tiny subset of 16, varied copies": {"replay/copies"},
-    "tiny subset of 16, relabelled copies": {"replay/copies"},
     "silent samples, 90%": {"replay/copies"},
+    "swallowed copies, 20% of a batch": {"replay/copies"},
     "reused segments, own": {"replay/record", "replay/segment"},
     "grinding, 32 roots a shard": {"replay/sealing", "replay/segment"},
     "spoofed replay, near": {"start/start"},
@@ -63,6 +62,8 @@ REFUSED_BY = {
 OPEN = {
     "labels that the loss leaves out, by rounding": "it names another machine, and is left open",
     "labels that the loss leaves out, all but 4 places": "the same",
+    "tiny subset of 16, varied copies": "half of a batch may be copies, and all was trained",
+    "tiny subset of 16, relabelled copies": "the same",
     "loud samples, 3%": "the tiny task refuses nothing, and all of it was trained",
 }
 """Attacks that are not refused as lies, and why."""
@@ -276,9 +277,10 @@ def test_halfway_between_two_models_keeps_the_counters() -> None:
     ("task", "attack", "fault"),
     [
         ("cancer", SilentSamples(0.1), "replay/copies"),
+        ("cancer", SwallowedCopies(0.2), "replay/copies"),
         ("digits-mlp", LoudSamples(75.0, 0.03), "replay/segment"),
     ],
-    ids=["silent", "loud"],
+    ids=["silent", "swallowed", "loud"],
 )
 def test_data_that_make_steps_cheap_are_refused(
     task: str, attack: Any, fault: str, tmp_path: Path

@@ -13,12 +13,18 @@ from polo.protocol.effort import Column
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Column", "HeldOut", "Screening", "Trainable"]
+__all__ = ["TARGETS", "Column", "HeldOut", "Screening", "Trainable", "inputs_of"]
+
+TARGETS = ("label", "labels", "target", "targets", "y")
+"""Columns that do not go into a model, where a task does not say which ones those are."""
 
 
 @runtime_checkable
 class Trainable(Protocol):
     """A task whose steps of training can be run again.
+
+    A task may have `targets`, too, a tuple: the columns that do not go into the model, such as
+    labels. Else those are the ones whose names are among `TARGETS`.
 
     Attributes:
         columns: What one sample consists of, sorted by name.
@@ -38,6 +44,13 @@ class Trainable(Protocol):
         is drawn at random comes from the global generators, which were seeded for this step;
         `torch.initial_seed()` tells with what.
         """
+
+
+def inputs_of(task: Trainable) -> tuple[str, ...]:
+    """The columns that go into a task's model; all of them if it has no others."""
+    names = tuple(column.name for column in task.columns)
+    targets = getattr(task, "targets", TARGETS)
+    return tuple(name for name in names if name not in targets) or names
 
 
 @runtime_checkable

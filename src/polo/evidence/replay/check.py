@@ -225,13 +225,16 @@ class Replay:
 
     def _compared(self, shown: Shown, data: Teaching) -> Iterator[Check]:
         """Samples must differ by more than steps can hide."""
-        places = data.comparable
         if not (self._untaught_is_here or self.timeline.recipe.tolerance):
             return  # Nothing is forgiven, and the weights that know no sample yet are not here.
+        passed = data.comparable
+        places = [place for place in passed if self.timeline.whole(place)] or passed
         for place in _RANDOM.sample(places, min(_COMPARED, len(places))):
             try:
                 _, samples = self._rerun.read(place, shown)
-                alike = self._rerun.likeness(samples, self._untaught(shown), _RANDOM)
+                alike = self._rerun.likeness(
+                    samples, self._untaught(shown), _RANDOM, forgiven=data.forgiving
+                )
                 if data.compare(place, alike):
                     return
             except Exception as error:
@@ -241,15 +244,16 @@ class Replay:
 
     def _widened(self, shown: Shown, data: Teaching) -> Iterator[Check]:
         """How much of the network is still trained, by the newest segment that passed."""
-        if not data.comparable or not self._untaught_is_here:
+        if not data.passed or not self._untaught_is_here:
             return
-        place = max(data.comparable, key=lambda at: (at.shard, at.segment))
+        place = max(data.passed, key=lambda at: (at.shard, at.segment))
         try:
             state, samples = self._rerun.read(place, shown)
             data.measure(place, self._rerun.width(samples, state, self._untaught(shown)))
         except Exception as error:
             self._rerun.forget()
-            yield _trouble("width", error, place.shard)
+            detail = f"could not be measured: {type(error).__name__}: {error}"[:300]
+            yield Check("width", Status.NOTE, detail, level=LEVEL)
 
     @property
     def _untaught_is_here(self) -> bool:

@@ -4,29 +4,28 @@ Copies that differ in a few bits are different to every hash, and a forger takes
 family of them instead of one on each. What comes out is off by less than an allowance for rounding;
 and where they differ by so little that the first layer's sums swallow it, what comes out is the
 same to the bit. So samples are told apart by the gradients that they make: one after the other
-takes the same place in a small batch. It is done column by column, since one pass serves equal
-inputs whatever their labels are.
+takes the same place in a small batch. Only what goes into the model is exchanged: one pass serves
+equal inputs whatever is asked of them.
 
 Specification: docs/protocol.md, section 17.10.
 """
 
 import math
 import random
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 
 from polo.evidence.replay.engine import Engine
 
+FEWEST = 32
+"""Samples of a batch that are compared, at least; else half of them."""
+
 MOST = 256
-"""Samples of a batch that are compared, at most."""
-
-FEWER = 32
-"""The same where nothing is forgiven: copies that save anything are then nearly all of a batch."""
-
-LEAST = 0.75
-"""Least part of the samples that must stand for themselves."""
+"""Samples that are compared, at most."""
 
 AROUND = 16
 """Samples of the small batch in which they take their turns."""
@@ -43,25 +42,67 @@ HIDDEN = 1e-4
 _WIDTH = 4096
 """Numbers that a gradient is summed up in; distances are kept within a few percent."""
 
+_ROUNDING = 1e-6
+"""Sums that differ by less, relative to the largest, were only added in another order."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What part of a batch must stand for itself.
+
+    Attributes:
+        least: The part that is asked for, over all batches that were compared.
+        clear: From this part on a single batch will do.
+    """
+
+    least: float
+    clear: float
+
+
+EXACT: Final = Bounds(1 / 3, 1 / 2)
+"""To the bit, a third of the work is done for every row: so who shares the rest among fewer
+families than this saves at least half."""
+
+FORGIVEN: Final = Bounds(0.6, 0.75)
+"""Within an allowance all of the work can be shared."""
+
 
 @dataclass(frozen=True)
 class Likeness:
-    """How many samples of a batch teach different things.
+    """How many samples of a batch teach something of their own.
 
     Attributes:
-        column: The column in which they differ most.
-        tried: Samples that were compared.
-        different: How many of them stand for themselves.
+        rows: Samples in the batch.
+        families: Sizes of the families among those that were compared.
     """
 
-    column: str
-    tried: int
-    different: int
+    rows: int
+    families: tuple[int, ...]
+
+    @property
+    def tried(self) -> int:
+        """Samples that were compared."""
+        return sum(self.families)
 
     @property
     def share(self) -> float:
-        """Part of the samples that stand for themselves."""
-        return self.different / self.tried
+        """Families in the whole batch, for each of its samples.
+
+        If only some were compared, it is estimated by those that were seen once or twice: how many
+        pairs there are tells how large their families are in all. Samples of which three or more
+        were seen count for next to nothing there. There are at least as many families as were seen.
+
+        >>> Likeness(7, (1, 1, 2)).share, Likeness(4, (1, 1, 2)).share
+        (0.5, 0.75)
+        """
+        least = len(self.families) / self.rows
+        sizes = Counter(self.families)
+        single, pairs = sizes[1], sizes[2]
+        if self.tried == self.rows or not single:
+            return least
+        seen = (self.tried - 1) / (self.rows - 1)
+        size = 1 + 2 * pairs / single * (1 - seen) / seen
+        return max(least, (single + 2 * pairs) / self.tried / size)
 
 
 def nearest(tolerance: float) -> float:
@@ -76,6 +117,7 @@ def nearest(tolerance: float) -> float:
 def likeness(
     engine: Engine,
     batch: Mapping[str, torch.Tensor],
+    inputs: Sequence[str],
     *,
     tolerance: float,
     drawing: random.Random,
@@ -85,20 +127,19 @@ def likeness(
     Args:
         engine: An engine at the start of the first shard.
         batch: The samples.
-        tolerance: Most that the terms allow, as a share of the move.
+        inputs: The columns that go into the model.
+        tolerance: Most that was forgiven, as a share of the move.
         drawing: The verifier's own randomness.
     """
     rows = len(next(iter(batch.values())))
     if rows < 2:
         return None
-    around = drawing.sample(range(rows), min(AROUND, rows))
-    tried = drawing.sample(range(rows), min(MOST if tolerance else FEWER, rows))
-    small = {name: values[around] for name, values in batch.items()}
-    compared = _Compared(engine, small, batch, tried, nearest(tolerance), _Sketch(drawing))
+    tried = drawing.sample(range(rows), min(rows, max(FEWEST, rows // 2), MOST))
+    compared = _Compared(engine, batch, {name: batch[name][tried] for name in inputs}, drawing)
     # A step may leave single rows of a batch out; then another place is taken.
-    places = drawing.sample(range(len(around)), min(PLACES, len(around)))
-    turns = (compared.at(place) for place in places)
-    return next((found for found in turns if found), Likeness(sorted(batch)[0], len(tried), 1))
+    places = drawing.sample(range(compared.size), min(PLACES, compared.size))
+    turns = (compared.at(place, nearest(tolerance)) for place in places)
+    return Likeness(rows, next((found for found in turns if found), (len(tried),)))
 
 
 class _Compared:
@@ -106,66 +147,65 @@ class _Compared:
 
     Args:
         engine: The engine.
-        small: The small batch.
-        batch: The samples.
-        tried: Which of them are compared.
-        near: How far apart their gradients must be.
-        sketch: Sums gradients up.
+        batch: The samples of a step.
+        turns: What of them takes turns.
+        drawing: The verifier's own randomness.
+
+    Attributes:
+        size: Samples of the small batch.
     """
 
     def __init__(
         self,
         engine: Engine,
-        small: Mapping[str, torch.Tensor],
         batch: Mapping[str, torch.Tensor],
-        tried: Sequence[int],
-        near: float,
-        sketch: "_Sketch",
+        turns: Mapping[str, torch.Tensor],
+        drawing: random.Random,
     ) -> None:
-        self._engine, self._small, self._batch = engine, small, batch
-        self._tried, self._near, self._sketch = tried, near, sketch
-        self._whole = sketch(engine.slopes(0, small))
+        self._engine, self._turns, self._sketch = engine, turns, _Sketch(drawing)
+        rows = len(next(iter(batch.values())))
+        around = drawing.sample(range(rows), min(AROUND, rows))
+        self._small = {name: values[around] for name, values in batch.items()}
+        try:
+            self._whole = self._sketch(engine.slopes(0, self._small))
+        except Exception:
+            # A step that takes whole batches only gets one, and each turn costs as much.
+            self._small = dict(batch)
+            self._whole = self._sketch(engine.slopes(0, self._small))
+        self.size = len(next(iter(self._small.values())))
 
-    def at(self, place: int) -> Likeness | None:
-        """The column in which they differ most; None if nothing in this place matters at all."""
-        found: list[Likeness] = []
-        # The largest first: it is the inputs that differ most, and one column will do.
-        for name in sorted(self._batch, key=lambda name: -self._batch[name].numel()):
-            sketches = self._sketches(name, place)
-            if not bool((sketches != sketches[0]).any()):
-                continue
-            apart = (sketches - self._whole).norm(dim=1)
-            share = float(self._whole.norm()) / len(self._small[name])
-            least = self._near * max(share, float(apart.median()))
-            own = _families(torch.cdist(sketches, sketches), least)
-            found.append(Likeness(name, len(self._tried), own))
-            if found[-1].share >= LEAST:
-                break
-        return max(found, key=lambda each: each.different) if found else None
+    def at(self, place: int, near: float) -> tuple[int, ...] | None:
+        """Sizes of families, told by gradients; None if nothing in this place matters at all.
 
-    def _sketches(self, name: str, place: int) -> torch.Tensor:
-        values = self._batch[name]
-        turns = (_with(self._small, name, place, values[row]) for row in self._tried)
-        return torch.stack([self._sketch(self._engine.slopes(0, turn)) for turn in turns])
+        Args:
+            place: The place in which they take their turns.
+            near: How far apart gradients must be, relative to a sample's share.
+        """
+        count = len(next(iter(self._turns.values())))
+        sketches = torch.stack([self._turn(place, row) for row in range(count)])
+        widest = float((sketches - sketches[0]).abs().max())
+        if widest <= _ROUNDING * float(self._whole.abs().max()):
+            return None
+        apart = (sketches - self._whole).norm(dim=1)
+        least = near * max(float(self._whole.norm()) / self.size, float(apart.median()))
+        return _families(torch.cdist(sketches, sketches), least)
 
-
-def _with(
-    small: Mapping[str, torch.Tensor], name: str, place: int, value: torch.Tensor
-) -> dict[str, torch.Tensor]:
-    """A batch one of whose samples has another value in a column."""
-    changed = small[name].clone()
-    changed[place] = value
-    return {**small, name: changed}
+    def _turn(self, place: int, row: int) -> torch.Tensor:
+        turn = dict(self._small)
+        for name, values in self._turns.items():
+            turn[name] = turn[name].clone()
+            turn[name][place] = values[row]
+        return self._sketch(self._engine.slopes(0, turn))
 
 
-def _families(distances: torch.Tensor, least: float) -> int:
-    """How many can be chosen, one by one, none of which is near one chosen before."""
+def _families(distances: torch.Tensor, least: float) -> tuple[int, ...]:
+    """Sizes of families: who is near one that was chosen before belongs to it."""
     far = (distances > least).tolist()
-    chosen: list[int] = []
+    sizes: dict[int, int] = {}
     for at, row in enumerate(far):
-        if all(row[other] for other in chosen):
-            chosen.append(at)
-    return len(chosen)
+        own = next((other for other in sizes if not row[other]), at)
+        sizes[own] = sizes.get(own, 0) + 1
+    return tuple(sizes.values())
 
 
 class _Sketch:
@@ -194,4 +234,4 @@ class _Sketch:
     @staticmethod
     def _flat(slopes: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
         for name, slope in slopes.items():
-            yield name, slope.detach().reshape(-1).float()
+            yield name, slope.detach().to_dense().reshape(-1).float()

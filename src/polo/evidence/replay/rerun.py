@@ -29,7 +29,7 @@ from polo.protocol.challenge import Place
 from polo.protocol.detection import MILLION
 from polo.protocol.records import Manifest, Nonce
 from polo.tasks import Task
-from polo.tasks.training import Screening
+from polo.tasks.training import Screening, inputs_of
 from polo.weights.checkpoint import Checkpoint
 from polo.weights.hashing import commit
 
@@ -288,17 +288,31 @@ class Rerun:
             self.forget()
         return True
 
-    def likeness(self, samples: Samples, start: State, drawing: random.Random) -> Likeness | None:
-        """How many samples of a segment's first batch teach different things, to an untaught model.
+    def likeness(
+        self, samples: Samples, start: State, drawing: random.Random, *, forgiven: bool
+    ) -> Likeness | None:
+        """How many samples of a segment's largest batch teach different things.
 
         A model that has learned them finds nothing in most samples, and no two such ones differ.
+
+        Args:
+            samples: The samples of a segment.
+            start: An untaught model.
+            drawing: The verifier's own randomness.
+            forgiven: Whether the segment passed within an allowance, and not to the bit.
         """
-        record, most = self._timeline.records[1], self._timeline.recipe.tolerance / MILLION
+        record = self._timeline.records[1]
         with platform.adopted(record.platform):
             engine = self._prepared(record)
             engine.restore(start.model, start.rest)
             engine.enter(self._shard(1))
-            return likeness(engine, next(samples.tensors()), tolerance=most, drawing=drawing)
+            return likeness(
+                engine,
+                samples.largest(),
+                inputs_of(self._task),  # type: ignore[arg-type]
+                tolerance=self._timeline.recipe.tolerance / MILLION if forgiven else 0.0,
+                drawing=drawing,
+            )
 
     def width(self, samples: Samples, state: State, start: State) -> float:
         """Part of the weights that a batch moves in an untaught model, which it still moves.

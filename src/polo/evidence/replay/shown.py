@@ -70,6 +70,11 @@ class Samples:
         for places in self.batches:
             yield tensors({name: values[places] for name, values in rows.items()})
 
+    def largest(self) -> Mapping[str, torch.Tensor]:
+        """The batch with most samples, the first of them."""
+        places = max(self.batches, key=len)
+        return tensors({name: values[places] for name, values in self.opening.rows.items()})
+
     def blank(self) -> Iterator[Mapping[str, torch.Tensor]]:
         """Batches of the same size, all zeros."""
         for batch in self.tensors():

@@ -62,14 +62,28 @@ class Teaching:
                 self._exact.append(place)
 
     @property
+    def forgiving(self) -> bool:
+        """Whether segments passed within an allowance only."""
+        return bool(self._allowed)
+
+    @property
+    def passed(self) -> tuple[Place, ...]:
+        """All segments that passed."""
+        return (*self._allowed, *self._exact)
+
+    @property
     def comparable(self) -> tuple[Place, ...]:
         """Segments whose samples are compared: those that passed within an allowance, if any."""
         return tuple(self._allowed) or tuple(self._exact)
 
     def compare(self, place: Place, found: Likeness | None) -> bool:
-        """Take note of how alike the samples of a batch are; returns whether that will do."""
+        """Take note of how alike the samples of a batch are; returns whether that settles it."""
         self._likenesses[place] = found
-        return found is None or found.share >= likeness.LEAST
+        return found is None or found.share >= self._bounds.clear
+
+    @property
+    def _bounds(self) -> likeness.Bounds:
+        return likeness.FORGIVEN if self.forgiving else likeness.EXACT
 
     def measure(self, place: Place, width: float) -> None:
         """Take note of which part of the weights a batch still moves."""
@@ -141,17 +155,21 @@ class Teaching:
 
     def _likeness(self) -> Check:
         """Whether a batch has as many different things to teach as it has samples."""
-        found = [(at, each) for at, each in self._likenesses.items() if each is not None]
+        found = {at: each for at, each in self._likenesses.items() if each is not None}
         if not found:
             detail = "batches of a single sample have no copies"
             return Check("copies", Status.PASSED, detail, level=LEVEL)
-        place, best = max(found, key=lambda item: item[1].share)
-        detail = f"of {best.tried} samples of a batch ({place}) {best.different} make gradients of "
-        detail += f"their own, by their {best.column}; at least {likeness.LEAST:.0%} asked"
+        *_, (place, last) = found.items()
+        bounds, shares = self._bounds, [each.share for each in found.values()]
+        share = last.share if last.share >= bounds.clear else sum(shares) / len(shares)
+        counts = f"{len(last.families)} of {last.tried}"
+        detail = f"in a batch ({place}) {counts} samples that were compared make gradients of their"
+        detail += f" own; by that {share:.0%} of a batch stand for themselves, at least "
+        detail += f"{bounds.least:.0%} asked"
         # Where training did not begin with a drawn start, the model may know its samples already.
         short = Status.FAILED if self._terms.start.kind == "derived" else Status.UNDECIDED
-        status = Status.PASSED if best.share >= likeness.LEAST else short
-        figures = {"tried": best.tried, "different": best.different}
+        status = Status.PASSED if share >= bounds.least else short
+        figures = {"tried": last.tried, "different": len(last.families), "share": share}
         advice = "Ask the prover for data that differ from each other, or bring the data yourself."
         advice = "" if status is Status.PASSED else advice
         return Check("copies", status, detail, figures=figures, advice=advice, level=LEVEL)

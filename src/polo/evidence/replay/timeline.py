@@ -133,6 +133,13 @@ class Timeline:
         first, count = span_of(place.segment, steps, self.recipe.every)
         return Span(place, first, count)
 
+    def whole(self, place: Place) -> bool:
+        """Whether a segment has a full batch; the last one of a pass over the data may be short."""
+        last, short = divmod(self.recipe.samples, self.recipe.batch)
+        span = self.span(place)
+        steps = range(span.first, span.first + span.steps)
+        return not short or any(step % (last + 1) != last for step in steps)
+
     def required(self) -> set[Place]:
         """Segments that are always run again: the first one, and the largest moves of each kind.
 

@@ -17,7 +17,7 @@ from polo_lab.attacks.effort.loudness import LoudSamples
 from polo_lab.attacks.effort.masking import Masking, Truncation
 from polo_lab.attacks.effort.reuse import Reuse
 from polo_lab.attacks.effort.saturation import Saturation
-from polo_lab.attacks.effort.silence import SilentSamples
+from polo_lab.attacks.effort.silence import SilentSamples, SwallowedCopies
 from polo_lab.attacks.effort.skipping import Skipping
 from polo_lab.attacks.effort.spoofing import Spoofing
 from polo_lab.attacks.effort.subset import TinySubset
@@ -45,6 +45,7 @@ ATTACKS: tuple[Attack, ...] = (
     TinySubset(16, varied=True),
     TinySubset(16, varied=True, relabelled=0.2),
     SilentSamples(0.1),
+    SwallowedCopies(0.2),
     LoudSamples(75.0, 0.03),
     Masking(0.2, exact=False),
     Masking(0.2, exact=True),
