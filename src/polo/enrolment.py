@@ -44,6 +44,20 @@ if TYPE_CHECKING:
 _SHARD_BYTES = 1600
 """What a shard takes in a manifest: its record with a receipt and some metrics, and its files."""
 
+_RANGES = {
+    "strength": (0, 1000, "It is λ of the mark's loss; 0.001 is usual, and 0 leaves all to the "
+                 "finishing step."),
+    "budget": (0, 1, "It is the largest edit of the finishing step, as a part of a block's norm; "
+               "0.4 is usual."),
+    "margin": (0, 1, "It is how far past zero the finishing step turns a bit, as a part of a "
+               "block's norm; 0.05 is usual."),
+    "noise": (0, 1, "It is σ of the obfuscation, as a part of a tensor's root mean square; 0.04 is "
+              "usual."),
+    "noise_fraction": (0, 1, "It is the part of the weights that gets noise; 0.25 is usual."),
+    "every": (1, 1024, "The mark's gradient is added every so many steps; 1 is every step."),
+}  # fmt: skip
+"""Least, most and meaning of the numbers that terms take, as people give them."""
+
 Given = TypeVar("Given", int, float, str)
 
 
@@ -179,6 +193,11 @@ def make_terms(
          "margin": margin, "noise_fraction": noise_fraction},
         {"scheme": scheme, "key": key, "reduction": reduction, "start": start},
     )  # fmt: skip
+    for name, number in (
+        ("strength", strength), ("budget", budget), ("margin", margin), ("every", every),
+        ("noise", noise[0]), ("noise", noise[1]), ("noise_fraction", noise_fraction),
+    ):  # fmt: skip
+        _check_range(name, number)
     usual = schemes.scheme(scheme).defaults
     agreed = SchemeTerms(
         name=scheme,
@@ -246,6 +265,21 @@ def _check_kinds(
             raise TermsError(
                 f"a detection rate of {rate:g} is not above 0 and at most 1", place=name
             )
+
+
+def _check_range(name: str, given: float | None) -> None:
+    """Refuse a number that terms cannot hold, in the units that it was given in."""
+    if given is None or not math.isfinite(given):
+        return
+    least, most, meaning = _RANGES[name]
+    if not least <= given <= most:
+        raise TermsError(f"{given:g} is not from {least} to {most}", place=name, advice=meaning)
+    if given and not millionths(given):
+        raise TermsError(
+            f"{given:g} would become 0: terms count in millionths",
+            place=name,
+            advice=f"Give 0, or at least 0.000001. {meaning}",
+        )
 
 
 def _check_manifest(terms: Terms) -> None:

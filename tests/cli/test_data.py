@@ -95,6 +95,28 @@ def test_the_folder_of_the_data_will_do(folder: Path, columns: dict[str, Any]) -
     assert terms(folder).data == DataSource.load(folder / "data", columns).root
 
 
+def test_data_that_a_verifier_would_refuse_are_named_before_anything_is_trained(
+    tmp_path: Path, columns: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    image, label = columns["image"], columns["label"]
+    few = np.arange(len(label)) % 8
+    traced = image[few].copy()
+    traced[:, 0, 0, 0] = 1e-20 * (1 + np.random.default_rng(0).random(len(label)))
+    for rows, word in (
+        ({"image": 16 * image, "label": label}, "samples 0 to 63: the task refuses a pixel"),
+        ({"image": image[few], "label": label[few]}, "data: 1339 of 1347 samples repeat another"),
+        ({"image": traced, "label": label[few]}, "copies: about 12% of 64 samples teach"),
+        ({"picture": image, "label": label}, "trains on other columns than these data have"),
+    ):
+        np.savez(tmp_path / "train.npz", **rows)
+        given = (tmp_path / "train.npz", "--out", tmp_path / "data", "--task", "digits")
+        assert run("data", *given) == 2
+        assert word in " ".join(capsys.readouterr().err.split())
+        assert not (tmp_path / "data").exists()
+    np.savez(tmp_path / "train.npz", **columns)
+    assert run("data", *given) == 0
+
+
 def test_weak_terms_are_signed_with_notes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     weak = ("draws=1", "top=0", "seals=0", "effect=0")
     assert enrol(folder, "--data", folder / "data", "--recipe", *weak) == 0
@@ -102,6 +124,16 @@ def test_weak_terms_are_signed_with_notes(folder: Path, capsys: pytest.CaptureFi
     for word in ("the start is free", "escape with 90%; draws=44", "top=0", "seals=0", "effect=0"):
         assert word in said
     assert said.count("note: ") == 5
+
+
+def test_allowances_that_void_a_check_are_noted(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weak = ("tolerance=500000", "effect=1000", "every=400")
+    assert enrol(folder, "--data", folder / "data", "--start", "derived", "--recipe", *weak) == 0
+    said = capsys.readouterr().err
+    for word in ("tolerance=500000", "effect=1000", "every=400"):
+        assert f"note: {word}" in said
 
 
 def test_sound_terms_have_no_notes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

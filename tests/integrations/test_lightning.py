@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import OnExceptionCheckpoint
 
-from polo.errors import FormatError, StoreError, TermsError, WeightsError
+from polo.errors import ChainError, FormatError, StoreError, TermsError, WeightsError
 
 EPOCH = 8
 
@@ -205,3 +205,20 @@ def test_of_several_optimizers_one_must_be_chosen(site: Any, lightning_script: A
     lightning_script.train(site.folder, site.task, polo={"optimizer": 0}, **two)
     assert site.steps == [EPOCH] * 4
     assert site.accepted()
+
+
+def test_following_an_optimizer_that_never_steps_is_told(site: Any, lightning_script: Any) -> None:
+    class Both(lightning_script.Tiny):  # type: ignore[misc, name-defined]
+        def configure_optimizers(self) -> Any:
+            return [torch.optim.AdamW(self.net.parameters(), lr=1e-2) for _ in range(2)]
+
+    options = {"kind": Both, "module": {"manual": True}, "polo": {"optimizer": 1}}
+    with pytest.raises(ChainError, match="attached has made no step"):
+        lightning_script.train(site.folder, site.task, **options)
+    assert site.steps == []
+    options["polo"] = {"optimizer": 1, "every": 3}
+    with pytest.raises(ChainError, match="attached has made no step"):
+        lightning_script.train(site.folder, site.task, checkpoint=None, **options)
+    options["polo"] = {"optimizer": 0}
+    lightning_script.train(site.folder, site.task, checkpoint=None, max_epochs=2, **options)
+    assert site.steps == [EPOCH] * 2

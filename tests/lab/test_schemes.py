@@ -149,6 +149,33 @@ def test_loads_are_compared_size_by_size() -> None:
     assert "By λ" not in page
 
 
+def test_settings_are_compared_on_the_seeds_that_both_have() -> None:
+    # Better on both common seeds; worse if the seeds of one alone were counted, too.
+    usual = [
+        replace(MARKED, seed=seed, accuracy=accuracy, edit=edit, residual_mean=eta, shards=shards)
+        for seed, accuracy, edit, eta, shards in (
+            (1, 0.95, 0.3, 0.90, 9), (2, 0.95, 0.3, 0.90, 9), (3, 0.99, 0.1, 0.99, 12),
+            (4, 0.99, 0.1, 0.99, 12), (5, 0.99, 0.1, 0.99, 12),
+        )
+    ]  # fmt: skip
+    light = [
+        replace(row, load=31_250, accuracy=0.97, edit=0.2, residual_mean=0.95, shards=10)
+        for row in usual[:2]
+    ]
+    # The second has no thief, and the thief's marks are compared on the first alone.
+    light[1] = replace(light[1], thief_mean=None)
+    usual[1] = replace(usual[1], thief_mean=0.99)
+    light[0] = replace(light[0], thief_mean=0.91)
+    page = page_of(UNMARKED, *usual, *light)
+    assert (
+        "Marks lighter than a scheme's own load, in 1 case: 0 seal fewer shards than at its own; "
+        "accuracy is more than half a point better in 1 and worse in 0; the finishing step's edit "
+        "is smaller in 1; marks in the finished model read better in 1, and after overwriting in 1."
+    ) in page
+    other = [replace(row, seed=9) for row in light[:1]]
+    assert "Marks lighter" not in page_of(UNMARKED, *usual, *other)
+
+
 def test_strengths_are_compared_at_one_load() -> None:
     strong = replace(MARKED, strength=10_000, accuracy=0.9)
     page = page_of(UNMARKED, MARKED, strong)

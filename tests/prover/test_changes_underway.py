@@ -289,6 +289,30 @@ def test_training_with_another_optimizer_is_told_at_once(run: Run, how: str) -> 
     assert "prover.attach(model, optimizer)" in caught.value.advice
 
 
+def test_who_only_checks_is_told_of_another_optimizer(run: Run) -> None:
+    assert run.prover.check().sealed is None
+    other = torch.optim.AdamW(run.model.parameters(), lr=0.01)
+    run.task.train_epoch(run.model, other)
+    with pytest.raises(ChainError, match="attached has made no step"):
+        run.prover.check()
+
+
+@pytest.mark.parametrize("block", ["open", "ended"])
+def test_finish_tells_of_an_optimizer_that_never_stepped(loose: Run, block: str) -> None:
+    other = torch.optim.AdamW(loose.model.parameters(), lr=0.01)
+    loose.task.train_epoch(loose.model, other)
+    if block == "ended":
+        loose.prover.detach()
+    with pytest.raises(ChainError, match="attached has made no step"):
+        loose.prover.finish()
+    assert loose.prover.finish(seal=False).shards == 0
+
+
+def test_a_run_without_any_step_is_finished_as_it_is(loose: Run) -> None:
+    loose.model.half()
+    assert loose.prover.finish().shards == 0
+
+
 def test_a_scaler_that_skips_every_step_is_told(run: Run) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     for epoch in range(2):
@@ -464,6 +488,53 @@ def test_unwatched_steps_leave_the_tail_outside(
     assert verdict.outcome is polo.Outcome.ACCEPTED, verdict.headline()
 
 
+@pytest.mark.parametrize("between", ["within a shard", "after a sealing", "in a copy"])
+def test_attaching_again_does_not_take_steps_that_nobody_watched(run: Run, between: str) -> None:
+    with run.attach():
+        run.task.train_epoch(run.model, run.optimizer)
+        if between == "after a sealing":
+            assert run.prover.end_epoch().sealed
+    if between == "in a copy":
+        run.model, run.optimizer = copy.deepcopy((run.model, run.optimizer))
+    run.task.train_epoch(run.model, run.optimizer)
+    shards = run.prover.shards
+    with pytest.raises(ChainError, match="changed while no optimizer was watched") as caught:
+        run.attach()
+    assert "goes back to the last sealed shard" in caught.value.advice
+    assert "finish()" in caught.value.advice
+    assert run.prover.shards == shards
+
+
+def test_attaching_again_goes_on_where_weights_are_the_same(loose: Run) -> None:
+    with loose.attach():
+        loose.task.train_epoch(loose.model, loose.optimizer)
+    loose.model, loose.optimizer = copy.deepcopy((loose.model, loose.optimizer))
+    with loose.attach():
+        assert loose.epoch().sealed.steps == 16
+
+
+def test_a_copy_that_was_trained_elsewhere_does_not_take_the_hook(loose: Run) -> None:
+    model, optimizer = copy.deepcopy((loose.model, loose.optimizer))
+    loose.task.train_epoch(model, optimizer)
+    with pytest.raises(ChainError, match="changed while no optimizer was watched"):
+        loose.prover.attach(model, optimizer)
+    assert loose.epoch().sealed
+
+
+@pytest.mark.parametrize("spoilt", ["in the block", "after it"])
+def test_a_tail_that_diverged_is_told_after_the_block_as_it_is_in_it(run: Run, spoilt: str) -> None:
+    with run.attach():
+        run.task.train_epoch(run.model, run.optimizer)
+        if spoilt == "in the block":
+            run.model[5].bias.data[0] = float("nan")
+    if spoilt == "after it":
+        run.model[5].bias.data[0] = float("nan")
+    with pytest.raises(WeightsError, match="not finite") as caught:
+        run.prover.finish()
+    assert caught.value.place == "5.bias"
+    assert not ProofFolder(run.path).manifest().finished
+
+
 def test_the_tail_is_sealed_after_the_block(
     task: Any, enrol: Enrol, alice: polo.Identity, tmp_path: Path
 ) -> None:
@@ -502,6 +573,33 @@ def test_carriers_that_go_both_ways_are_refused(
     run.optimizer = torch.optim.SGD(groups, lr=0.05)
     with pytest.raises(ChainError, match="maximize=True, and others are not"):
         run.attach()
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_an_optimizer_that_turns_round_is_told_before_the_step(
+    first: bool, task: Any, enrol: Enrol, alice: polo.Identity, tmp_path: Path
+) -> None:
+    run = Run(task, enrol(**EASY), alice, tmp_path / "proof")
+    run.optimizer = torch.optim.SGD(run.model.parameters(), lr=0.001, maximize=first)
+    group = run.optimizer.param_groups[0]
+    with run.attach():
+        run.task.train_epoch(run.model, run.optimizer)
+        group["maximize"] = not first
+        words = "was switched on since" if group["maximize"] else "was switched off since"
+        for act in (run.optimizer.step, run.prover.end_epoch):
+            with pytest.raises(ChainError, match=words) as caught:
+                act()
+        assert "turn the sign of the loss" in caught.value.advice
+        group["maximize"] = first
+        assert run.epoch().sealed
+    run.prover.close()
+
+
+@pytest.mark.parametrize("also", [{"x": 3}, [3], {1: torch.nn.Linear(1, 1)}, {"x": None}])
+def test_what_also_takes_is_said(run: Run, also: Any) -> None:
+    with pytest.raises(ChainError, match=r"`also` takes objects with state_dict\(\)") as caught:
+        run.prover.attach(run.model, run.optimizer, also=also)
+    assert "scheduler" in caught.value.advice
 
 
 class Lookup(nn.Module):

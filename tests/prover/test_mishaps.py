@@ -9,6 +9,7 @@ import torch
 
 import polo
 from polo.errors import ChainError, StoreError, WeightsError
+from polo.prover.training import Training
 from polo.storage.folder import MANIFEST_FILE, ProofFolder
 
 Enrol = Callable[..., polo.OfflineEnrolment]
@@ -241,3 +242,64 @@ def test_what_a_shard_takes_in_a_manifest_is_below_what_terms_count_with(run: An
     run.prover.close()
     # A receipt takes some 400 bytes, a record for replay some 200, a metric some 40.
     assert max(sizes[1] - sizes[0], sizes[2] - sizes[1]) < _SHARD_BYTES - 600
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.bool, torch.complex64])
+def test_parameters_of_any_type_are_no_obstacle(
+    dtype: torch.dtype, task: Any, enrol: Enrol, alice: polo.Identity, tmp_path: Path
+) -> None:
+    def build() -> torch.nn.Module:
+        model = task.build_model()
+        odd = torch.ones(4, 3).to(dtype)
+        model.odd = torch.nn.Parameter(odd, requires_grad=False)
+        return model
+
+    own = type(task)(build)
+    model = own.build_model()
+    optimizer = torch.optim.SGD((p for p in model.parameters() if p.requires_grad), lr=0.05)
+    prover = polo.Prover(enrol(task=own, **EASY), key=alice, store=tmp_path / "proof")
+    with prover.attach(model, optimizer):
+        own.train_epoch(model, optimizer)
+    with prover.attach(model, optimizer):
+        own.train_epoch(model, optimizer)
+    assert prover.finish().shards == 1
+
+
+def lost(_: Any) -> None:
+    raise RuntimeError("device lost")
+
+
+@pytest.mark.parametrize(("own", "seen"), [("my own", "my own"), ("", "device lost")])
+def test_a_device_that_fails_leaves_neither_a_lock_nor_a_hook(
+    own: str, seen: str, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def block() -> None:
+        with run.attach():
+            if own:
+                raise RuntimeError(own)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Training, "trace", lost)
+        # Who trains must see the first of two errors.
+        with pytest.raises(RuntimeError, match=seen):
+            block()
+        assert not run.optimizer._optimizer_step_pre_hooks
+        run.prover.close()
+    run.prover = run.fresh()
+    run.attach()
+    assert run.epoch().sealed
+    run.prover.close()
+
+
+def test_closing_lets_go_of_the_store_though_the_device_fails(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.attach()
+    with monkeypatch.context() as patched:
+        patched.setattr(Training, "trace", lost)
+        with pytest.raises(RuntimeError, match="device lost"):
+            run.prover.close()
+    run.prover = run.fresh()
+    run.attach()
+    assert run.epoch().sealed
+    run.prover.close()

@@ -5,17 +5,24 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import polo
+from polo.checks import Status
+from polo.cli import run
 from polo.embedding.presses import PRESSES, press
 from polo.errors import TermsError
+from polo.keys import save_public
 from polo.protocol.records import SchemeTerms
 from polo.testing import Digits, SchemeConformance, TrainingConformance
 from polo.watermark.mark import Mark
+from polo.watermark.reading import read
 from polo.watermark.schemes import SCHEMES, scheme
 
+EASY = {"strength": 0.02, "budget": 1.0}
+FICKLE = SchemeTerms("fickle", 32, 256, 125_000, "block", 1000, "sum", 1)
 READING = '''
 from polo.watermark.ednn import Ednn
 from polo.watermark.schemes import Defaults
@@ -49,6 +56,18 @@ class Touchy(Ednn):
 
     def objection(self, tensor, *, norm=None):
         explode()
+
+class Fickle(Ednn):
+    """Reads well until somebody says otherwise."""
+
+    name = "fickle"
+    mood = "good"
+
+    def matches(self, mark, values, groups):
+        if Fickle.mood == "bad":
+            explode()
+        right = super().matches(mark, values, groups)
+        return right.ravel() if Fickle.mood == "odd" else right
 '''
 PRESSING = """
 from polo.embedding.ednn import EdnnPress as PairsPress
@@ -57,6 +76,19 @@ nothing = 3
 
 def refuse(mark, terms, device):
     raise ValueError("not today")
+
+class Fickle(PairsPress):
+    mood = "good"
+
+    def gradient(self, values):
+        if Fickle.mood == "bad":
+            raise ValueError("no slope today")
+        return super().gradient(values)
+
+    def finish(self, values):
+        if Fickle.mood == "bad at the end":
+            raise KeyError("budget")
+        return super().finish(values)
 """
 ENTRIES = """
 [polo.schemes]
@@ -69,11 +101,13 @@ wordy = pairs_scheme.reading:Wordy
 absent = pairs_scheme.reading:Absent
 nowhere = no_such_package_at_all:Thing
 touchy = pairs_scheme.reading:Touchy
+fickle = pairs_scheme.reading:Fickle
 
 [polo.presses]
 pairs = pairs_scheme.pressing:PairsPress
 half = pairs_scheme.pressing:nothing
 touchy = pairs_scheme.pressing:refuse
+fickle = pairs_scheme.pressing:Fickle
 """
 
 
@@ -149,6 +183,68 @@ def test_an_offer_that_raises_names_its_package() -> None:
     mark = Mark(terms, (0,), bytes(32))
     with pytest.raises(TermsError, match=r"package pairs-scheme .*ValueError: not today"):
         press(mark, polo.make_terms(Digits()), torch.device("cpu"))
+
+
+BLAMED = "the package pairs-scheme offers the scheme 'fickle' as "
+
+
+@pytest.fixture
+def fickle(make_proof: Callable[..., Any]) -> Any:
+    """A proof of a scheme that can still read and press as long as it is in the mood."""
+    return make_proof(task=Digits(), epochs=1, terms={"scheme": "fickle", "bits": 64, **EASY})
+
+
+@pytest.mark.parametrize(("mood", "why"), [("bad", "it is Monday"), ("odd", "by group and bit")])
+def test_a_scheme_that_fails_to_read_is_named_and_nothing_is_decided(
+    mood: str,
+    why: str,
+    fickle: Any,
+    issuer: polo.Identity,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert fickle.verify().outcome is polo.Outcome.ACCEPTED
+    monkeypatch.setattr("pairs_scheme.reading.Fickle.mood", mood)
+    verdict = fickle.verify()
+    assert verdict.outcome is polo.Outcome.UNDECIDED
+    assert {check.name for check in verdict.of(Status.UNDECIDED)} >= {"mark"}
+    save_public(issuer.public_key, tmp_path / "issuer.pub")
+    command = ["verify", str(fickle.path), "--trust", str(tmp_path / "issuer.pub")]
+    assert run([*command, "--task", "polo.testing:Digits"]) == 2
+    said = " ".join("".join(capsys.readouterr()).split())
+    assert BLAMED in said
+    assert why in said
+    with pytest.raises(TermsError, match=why) as caught:
+        read(Mark(FICKLE, (0,), bytes(32)), np.ones((1, 256)))
+    assert BLAMED in caught.value.message
+    assert "pairs-scheme" in caught.value.advice
+
+
+@pytest.mark.parametrize(
+    ("mood", "why"),
+    [("bad", "ValueError: no slope today"), ("bad at the end", "KeyError: 'budget'")],
+)
+def test_a_press_that_fails_under_way_names_its_package(
+    mood: str, why: str, monkeypatch: pytest.MonkeyPatch, make_proof: Callable[..., Any]
+) -> None:
+    import pairs_scheme.pressing  # type: ignore[import-not-found]
+
+    monkeypatch.setattr(pairs_scheme.pressing.Fickle, "mood", mood)
+    with pytest.raises(TermsError, match=why) as caught:
+        make_proof(task=Digits(), epochs=1, terms={"scheme": "fickle", "strength": 0.0})
+    assert BLAMED in caught.value.message
+    assert "pairs-scheme" in caught.value.advice
+
+
+def test_no_package_is_blamed_for_what_is_built_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("our own fault")
+
+    monkeypatch.setattr(type(SCHEMES["ednn"]), "matches", broken)
+    mark = Mark(SchemeTerms("ednn", 32, 256, 125_000, "block", 1000, "sum", 1), (0,), bytes(32))
+    with pytest.raises(RuntimeError, match="our own fault"):
+        read(mark, np.ones((1, 256)))
 
 
 def test_an_unknown_scheme_lists_what_there_is() -> None:

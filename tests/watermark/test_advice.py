@@ -39,6 +39,17 @@ def test_a_tiny_one_is_told_that_marks_will_overwrite_each_other() -> None:
     assert any("overwrites" in reason for reason in found.reasons)
 
 
+def test_small_carriers_get_small_marks_at_the_schemes_own_load() -> None:
+    # Room for 512 bits at a load of 0.25, which would wear the marks before it off.
+    found = advise(fits(layer__weight=(64, 84)))
+    assert found is not None
+    assert (found.scheme, found.bits, found.load) == ("ednn", 128, 125_000)
+    # Where not even that leaves half of the blocks, more bits share a weight.
+    found = advise(fits(layer__weight=(32, 32)))
+    assert found is not None
+    assert (found.bits, found.load, found.share) == (128, 250_000, 0.5)
+
+
 def test_adapters_get_signs() -> None:
     shapes = {f"q{at}__lora_A__weight": (8, 576) for at in range(60)}
     found = advise(fits(**shapes))

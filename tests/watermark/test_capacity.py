@@ -146,6 +146,32 @@ def test_what_is_of_the_wrong_kind_is_named(given: dict[str, Any], place: str) -
     assert caught.value.place == place
 
 
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"budget": 1.5}, "budget: 1.5 is not from 0 to 1"),
+        ({"budget": -0.1}, "budget: -0.1 is not from 0 to 1"),
+        ({"margin": 2}, "margin: 2 is not from 0 to 1"),
+        ({"strength": -1}, "strength: -1 is not from 0 to 1000"),
+        ({"strength": 4e-7}, "strength: 4e-07 would become 0"),
+        ({"every": 0}, "every: 0 is not from 1 to 1024"),
+        ({"every": 2000}, "every: 2000 is not from 1 to 1024"),
+        ({"noise": (0.04, 3.0)}, "noise: 3 is not from 0 to 1"),
+        ({"noise_fraction": 1.1}, "noise_fraction: 1.1 is not from 0 to 1"),
+    ],
+)
+def test_numbers_that_terms_cannot_hold_are_refused_in_the_users_units(
+    given: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(TermsError, match=words) as caught:
+        polo.make_terms(Task(nn.Linear(64, 64)), **given)
+    assert "usual" in caught.value.advice or "every step" in caught.value.advice
+
+
+def test_no_strength_at_all_is_a_strength() -> None:
+    assert polo.make_terms(Task(nn.Linear(64, 64)), strength=0.0).scheme.strength == 0
+
+
 @pytest.mark.parametrize("load", [0.0625, 0.125, 0.25, 0.5, 1.0])
 def test_terms_at_any_load_take_whole_blocks(load: float) -> None:
     terms = polo.make_terms(Task(nn.Linear(64, 64)), bits=256, load=load)

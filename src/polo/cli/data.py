@@ -21,14 +21,14 @@ _NEEDED = {"total": ("cosine", "linear"), "milestones": ("steps",)}
 _UNREADABLE = (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile)
 
 
-def data(arrays: Path, /, *, out: Path, json: Flag = False) -> None:
+def data(arrays: Path, /, *, out: Path, task: str = "", json: Flag = False) -> None:
     """Commit to training data, so that steps of training can be run again (level replay).
 
     Writes data.json, for the issuer, and what you need to show drawn samples later; keep that to
     yourself: with it anybody can test whether some sample is among your data.
 
     Examples:
-    polo data train.npz --out my-data
+    polo data train.npz --out my-data --task digits
 
     polo enrol --task digits --identity alice.pub --issuer issuer.key --out enrolment
     --data my-data/data.json --recipe rate=0.05 every=16
@@ -39,18 +39,37 @@ def data(arrays: Path, /, *, out: Path, json: Flag = False) -> None:
         The data, .npz or .safetensors: an array per column, the samples along the first dimension.
     out
         Folder to write.
+    task
+        Say first what a verifier would object to in these data: samples that this task refuses, or
+        that are copies of each other. Nothing is written then.
     json
         Print JSON.
     """
     from polo.evidence.replay.data import DataSource
 
-    record = DataSource.create(out, load_arrays(arrays)).record
+    rows = load_arrays(arrays)
+    if task:
+        _check_for(task, rows)
+    record = DataSource.create(out, rows).record
     if json:
         print_json(record.to_json())
         return
     print(f"{record.samples} samples of {_listed(record.columns)}")
     print(f"{out / 'data.json'}  root of the data; for the issuer, public")
     print(f"{out}  the rest of it is confidential: it proves which samples you have")
+
+
+def _check_for(name: str, rows: "dict[str, np.ndarray[Any, Any]]") -> None:
+    """Refuse data that a verifier with this task would refuse."""
+    from polo import tasks
+    from polo.evidence.replay.foresight import objections
+
+    if found := list(objections(tasks.load(name), rows)):
+        raise TermsError(
+            "; ".join(found),
+            place="data",
+            advice="Train on other data; without --task they are committed to all the same.",
+        )
 
 
 def load_arrays(path: Path) -> "dict[str, np.ndarray[Any, Any]]":

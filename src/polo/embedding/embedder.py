@@ -1,18 +1,21 @@
 """The mark of the current shard in a live model: pressed, read, finished."""
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
 from polo.embedding.graphs import Graphs
 from polo.embedding.placement import Placement
-from polo.embedding.presses import Watching, press
+from polo.embedding.presses import GROUP, PRESSES, Watching, press
 from polo.errors import WeightsError
 from polo.protocol.carrier import Carrier
 from polo.protocol.detection import MILLION, Reading
 from polo.protocol.records import Terms
 from polo.watermark import mark as marks
 from polo.watermark import reading as readings
+from polo.watermark.offers import blame
 
 
 @dataclass(frozen=True)
@@ -85,9 +88,11 @@ class Embedder:
 
     def _add(self, scale: torch.Tensor | float, watches: bool) -> None:
         values = self._placement.gather()
-        if watches and self._reference and self._watching:
-            self._watching.watch(values, self._reference.gather())
-        gradient = self._press.gradient(values)
+        unmarked = self._reference.gather() if watches and self._reference else None
+        with self._blaming():
+            if unmarked is not None and self._watching:
+                self._watching.watch(values, unmarked)
+            gradient = self._press.gradient(values)
         if not isinstance(scale, float) or scale != 1.0:
             gradient = gradient * scale
         self._placement.add_to_gradients(gradient)
@@ -124,7 +129,9 @@ class Embedder:
         """The finishing step, worked out but not yet applied."""
         before = self._placement.gather(torch.float64).cpu()
         # What the parameters' own type keeps of the edit is what counts.
-        after = self._placement.rounded(self._press.finish(before))
+        with self._blaming():
+            wanted = self._press.finish(before)
+        after = self._placement.rounded(wanted)
         # By group, as the budget goes: with a dense key single blocks may be all zero.
         edit = self._norms(after - before) / self._norms(before).clamp(min=1e-300)
         reading = self._read(after)
@@ -134,6 +141,17 @@ class Embedder:
     def apply(self, finished: Finished) -> None:
         """Put the finishing step into the model."""
         self._placement.write(finished.values)
+
+    @contextlib.contextmanager
+    def _blaming(self) -> Iterator[None]:
+        """Name the package whose press raises in here, if it is none of ours."""
+        name = self.mark.scheme.name
+        try:
+            yield
+        except Exception as error:
+            if name not in PRESSES:
+                blame(GROUP, name, error)
+            raise
 
     def _norms(self, values: torch.Tensor) -> torch.Tensor:
         norms: torch.Tensor = values.reshape(self.mark.groups, -1).norm(dim=1)

@@ -14,11 +14,11 @@ from polo.embedding.ednn_mean import EdnnMeanPress
 from polo.embedding.fedipr import FediprPress
 from polo.embedding.riga import RigaPress
 from polo.embedding.signed import SignedPress
-from polo.errors import PoloError, TermsError
+from polo.errors import TermsError
 from polo.protocol.carrier import Carrier
 from polo.protocol.records import Terms
 from polo.watermark.mark import Mark
-from polo.watermark.offers import offered, offers
+from polo.watermark.offers import blame, offered, offers
 
 __all__ = ["GROUP", "PRESSES", "Press", "PressFactory", "Watching", "press"]
 
@@ -115,10 +115,9 @@ def _offered(name: str) -> PressFactory:
     def guarded(mark: Mark, terms: Terms, device: torch.device) -> Press:
         try:
             return made(mark, terms, device)
-        except PoloError:
-            raise
         except Exception as error:
             # Whatever another package does wrong, who trains must know whose it is.
-            raise found.broken(f"{type(error).__name__}: {error}") from error
+            blame(GROUP, name, error)
+            raise
 
     return guarded

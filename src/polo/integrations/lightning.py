@@ -113,6 +113,7 @@ class PoloCallback(Callback):
             self._chosen(trainer.optimizers),
             restored=restored,
             position=loaded if restored else None,
+            made=trainer.global_step,
         )
 
     def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
@@ -121,12 +122,12 @@ class PoloCallback(Callback):
         if not self._every or trainer.global_step // self._every == self._checked // self._every:
             return
         self._checked = trainer.global_step
-        self._loop.check()
+        self._loop.check(trainer.global_step)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Seal."""
-        del trainer, pl_module
-        self._loop.end_epoch()
+        del pl_module
+        self._loop.end_epoch(trainer.global_step)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Close the proof; other callbacks may have put other weights in, so nothing is sealed."""

@@ -77,6 +77,7 @@ class Loop:
         self._extend = extend
         self._view = view
         self._again = 0
+        self._looked = (0, 0, 0)
         self._ended: dict[str, Any] | None = None
 
     def begin(
@@ -86,6 +87,7 @@ class Loop:
         *,
         restored: bool,
         position: Any,
+        made: int = 0,
     ) -> None:
         """Attach, and bring the framework's state and the proof's together.
 
@@ -94,6 +96,7 @@ class Loop:
             optimizer: The optimizer that trains it.
             restored: Whether the framework has restored a checkpoint of its own.
             position: What `position` returned when that was saved; None if it holds nothing.
+            made: Steps that the framework has made so far, by its own count.
         """
         self.close()
         refuse_several_ranks()
@@ -112,18 +115,19 @@ class Loop:
             _set_options(optimizer, options)
         self.prover = prover
         self._again = prover.behind
+        self._looked = (made, prover.shards, prover.steps)
 
-    def end_epoch(self) -> Progress | None:
-        """The framework's epoch is over; None if its steps were sealed before."""
-        if self.prover is None or not self._new_steps(self.prover):
-            return None
-        return self.prover.end_epoch()
+    def end_epoch(self, made: int) -> Progress | None:
+        """The framework's epoch is over; None if its steps were sealed before.
 
-    def check(self) -> Progress | None:
-        """Try to seal in the middle of an epoch."""
-        if self.prover is None or not self._new_steps(self.prover):
-            return None
-        return self.prover.check()
+        Args:
+            made: Steps that the framework has made so far, by its own count.
+        """
+        return self._look(made, Prover.end_epoch)
+
+    def check(self, made: int) -> Progress | None:
+        """Try to seal in the middle of an epoch; see `end_epoch`."""
+        return self._look(made, Prover.check)
 
     def position(self) -> dict[str, Any] | None:
         """Where the proof stands or ended, for the framework's checkpoint."""
@@ -151,6 +155,25 @@ class Loop:
         if self.prover is not None:
             self.prover.close()
             self.prover = None
+
+    def _look(self, made: int, seal: Callable[[Prover], Progress | None]) -> Progress | None:
+        """Have the prover look at the model if there is something to seal, or to complain of."""
+        prover = self.prover
+        if prover is None:
+            return None
+        due = self._new_steps(prover) or self._idle(prover, made)
+        progress = seal(prover) if due else None
+        self._looked = (made, prover.shards, prover.steps)
+        return progress
+
+    def _idle(self, prover: Prover, made: int) -> bool:
+        """Whether the framework made steps of which the prover has seen none.
+
+        Then the prover is asked, too, as in a plain loop: it knows whether that is an optimizer
+        that nobody steps, and says so.
+        """
+        since, *seen = self._looked
+        return made > since and not prover.steps and seen == [prover.shards, 0]
 
     def _new_steps(self, prover: Prover) -> bool:
         """Whether steps were made that no sealed shard had seen."""

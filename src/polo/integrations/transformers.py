@@ -110,6 +110,7 @@ class PoloCallback(TrainerCallback, ExportableState):
             kwargs["optimizer"],
             restored=restored,
             position=_saved_position(saved) if restored else None,
+            made=state.global_step,
         )
         # A checkpoint from before this callback has no such entry, and saving asks for it.
         state.stateful_callbacks[type(self).__name__] = self.state()
@@ -118,13 +119,13 @@ class PoloCallback(TrainerCallback, ExportableState):
         """Seal in the middle of an epoch, if that was asked for."""
         del kwargs
         if self._every and state.global_step % self._every == 0:
-            return _save_after(self._loop.check(), args, control)
+            return _save_after(self._loop.check(state.global_step), args, control)
         return control
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         """Seal."""
-        del state, kwargs
-        return _save_after(self._loop.end_epoch(), args, control)
+        del kwargs
+        return _save_after(self._loop.end_epoch(state.global_step), args, control)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Close the proof; by now the model may hold the best checkpoint, so nothing is sealed."""

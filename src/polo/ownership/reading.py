@@ -14,9 +14,9 @@ from polo.ownership.sources import WeightSource
 from polo.protocol.carrier import Carrier
 from polo.protocol.combination import ReadMark
 from polo.protocol.detection import Reading
+from polo.watermark import schemes
 from polo.watermark.batch import within_range
 from polo.watermark.mark import Mark
-from polo.watermark.schemes import scheme
 from polo.weights.found_model import Values
 
 
@@ -49,7 +49,7 @@ def read_mark(
     if not there:
         return ReadMark(derived.shard, Reading(0, 0), derived.live)
     values = np.array(list(there.values()), dtype=np.float64)
-    right = scheme(mark.scheme.name).matches(mark, within_range(values), list(there))
+    right = schemes.matches(mark, within_range(values), list(there))
     return ReadMark(derived.shard, Reading(right.size, int(right.sum())), derived.live)
 
 

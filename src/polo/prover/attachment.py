@@ -1,10 +1,13 @@
 """The context in which a prover is hooked into an optimizer."""
 
+import logging
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     from polo.prover.prover import Prover
+
+logger = logging.getLogger("polo.prover")
 
 
 class Attachment:
@@ -25,5 +28,11 @@ class Attachment:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._prover.detach()
         self._prover._failed = kind is not None
+        try:
+            self._prover.detach()
+        except Exception as failure:
+            # A device that has failed fails again here; what the trainer wants to see came first.
+            if error is None:
+                raise
+            logger.warning("the end of the block of attach() failed, too: %s", failure)

@@ -1,5 +1,6 @@
 """The shard that is being trained: its mark pressed step by step, read, and sealed."""
 
+import contextlib
 import logging
 import time
 import warnings
@@ -9,7 +10,7 @@ import torch
 
 from polo.embedding.embedder import Embedder, Finished
 from polo.embedding.hook import StepHook
-from polo.errors import ChainError
+from polo.errors import ChainError, WeightsError
 from polo.protocol import chain
 from polo.protocol.records import Enrolment, Nonce, Shard
 from polo.prover.monitor import EmbeddingWarning, Monitor
@@ -74,8 +75,9 @@ class CurrentShard:
         self._embedder: Embedder | None = None
         self._steps = 0
         self._shard = 0
+        self._begun = 0
         self._closed = False
-        self._left: list[float] = []
+        self._left: list[int] | None = None
         self.evaluate: Evaluate | None = None
         self.nonce: Nonce | None = None
         self.epochs = self.total = 0
@@ -128,18 +130,23 @@ class CurrentShard:
         self._place()
         self._receive()
         self._monitor.checked(self._steps, self.total)
+        self._begun = self.total
         training.hold()
         self._hook = StepHook(training.optimizer, self._before_step, self._after_step)
 
     def unhook(self) -> None:
-        """Leave the optimizer alone."""
-        if self._hook:
-            self._steps -= self._hook.skipped_steps()
-            self._hook.detach()
-            self._hook = None
-            self._left = self.training.trace()
-        if self._training:
-            self._training.release()
+        """Leave the optimizer alone, even if it cannot be asked how far it came."""
+        hook, self._hook = self._hook, None
+        try:
+            if hook:
+                # Unknown, and equal to no model's, unless all of this succeeds.
+                self._left = []
+                hook.detach()
+                self._steps -= hook.skipped_steps()
+                self._left = self.training.trace()
+        finally:
+            if self._training:
+                self._training.release()
 
     @property
     def watched(self) -> bool:
@@ -151,16 +158,33 @@ class CurrentShard:
         """Whether the weights are those that the last watched step led to."""
         return self.watched or self._left == self.training.trace()
 
+    def check_unchanged(self, training: Training) -> None:
+        """Refuse to go on with other weights than those that the last watched step led to.
+
+        Args:
+            training: What the hook is about to be moved to.
+        """
+        kept = self.training.trace() if self.watched else self._left
+        if kept is not None and kept != training.trace():
+            raise ChainError(
+                "the weights were changed while no optimizer was watched, so the shard they are "
+                "in cannot be sealed",
+                advice="Train inside of the block of attach() only. To go on, close() this prover "
+                "and make a new one on the same store: its attach() goes back to the last sealed "
+                "shard. Or finish() here: steps since that shard are then outside the proof.",
+            )
+
     def end_epoch(self) -> Progress | None:
         """Note the end of an epoch, see whether steps were made, and seal if the mark is in."""
         self.epochs += 1
         self._catch_up()
+        progress = None
         if self._embedder:
             self._check_training()
             self._monitor.epoch(self.steps, self.total, self._trained)
             if self._recording:
                 self._recording.check_pace()
-        progress = self.check()
+            progress = self._read_and_seal(self._embedder)
         self._monitor.checked(self._steps, self.total)
         return progress
 
@@ -169,18 +193,37 @@ class CurrentShard:
         self._catch_up()
         if self._embedder is None:
             return None
-        began = time.perf_counter()
-        self._check_training()
-        shard, goal = self.sealed + 1, self._terms.thresholds.embed
+        if not self.steps:
+            self._monitor.stepless(self._trained)
+        return self._read_and_seal(self._embedder)
+
+    def check_stepped(self) -> None:
+        """Refuse a run that was trained though the optimizer that was attached made no step."""
+        if self.steps or self.total != self._begun or not self.untouched:
+            return
+        # Where nothing is to be sealed, a model may have been converted, to be handed out.
+        with contextlib.suppress(WeightsError):
+            self.training.check()
+            self._monitor.stepless(self._trained)
+
+    def check_finite(self) -> None:
+        """Refuse weights with NaN or infinity."""
+        shard = self.sealed + 1
         self.training.check_finite(
             f"in shard {shard} after epoch {self.epoch}, {self.total} steps in all"
         )
-        reading = self._embedder.read()
+
+    def _read_and_seal(self, embedder: Embedder) -> Progress:
+        began = time.perf_counter()
+        self._check_training()
+        shard, goal = self.sealed + 1, self._terms.thresholds.embed
+        self.check_finite()
+        reading = embedder.read()
         sealed = None
         if self.steps >= max(1, self._terms.shards.fewest_steps):
-            finished = None if reading.reaches(goal) else self._embedder.finish()
+            finished = None if reading.reaches(goal) else embedder.finish()
             if finished is None or finished.reading.reaches(goal):
-                sealed = self._seal(self._embedder, finished)
+                sealed = self._seal(embedder, finished)
             else:
                 self._monitor.waiting(shard, reading)
         self._timings.sealing += time.perf_counter() - began

@@ -50,16 +50,26 @@ class Monitor:
             self._idle = 0
             return
         self._idle += 1
-        if not steps and total == self._seen[1] and trained():
+        if not steps and total == self._seen[1]:
+            self.stepless(trained)
+        if self._idle > 1:
+            raise ChainError(_IDLE.format("two epochs"), advice=_IDLE_ADVICE)
+        told = f"{_IDLE.format('this epoch')}. {_IDLE_ADVICE}"
+        warnings.warn(told, EmbeddingWarning, stacklevel=4)
+
+    @staticmethod
+    def stepless(trained: Callable[[], bool]) -> None:
+        """Refuse weights that changed in a shard of which no step was seen.
+
+        Args:
+            trained: Whether the weights are others than at the beginning of the shard.
+        """
+        if trained():
             raise ChainError(
                 "the weights have changed, but the optimizer that was attached has made no step",
                 advice="Attach the optimizer whose step() you call: prover.attach(model, "
                 "optimizer). Was it made anew, copied or wrapped after attach()?",
             )
-        if self._idle > 1:
-            raise ChainError(_IDLE.format("two epochs"), advice=_IDLE_ADVICE)
-        told = f"{_IDLE.format('this epoch')}. {_IDLE_ADVICE}"
-        warnings.warn(told, EmbeddingWarning, stacklevel=4)
 
     def checked(self, steps: int, total: int) -> None:
         """Note the steps at the end of an epoch; not if it has to be tried again."""

@@ -1,5 +1,6 @@
 """The object a trainer holds."""
 
+import contextlib
 import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -212,7 +213,8 @@ class Prover:
         """Hook into an optimizer; begins or resumes the proof the first time.
 
         Calling it again moves the hook to the model and optimizer given, for instance after
-        they were copied, and keeps the shard as it is.
+        they were copied, and keeps the shard as it is; refused if the weights are not those that
+        the last step led to which the prover saw.
 
         Args:
             model: The model.
@@ -230,6 +232,7 @@ class Prover:
         refuse_several_ranks()
         training = Training(self.terms, model, optimizer, also or {})
         training.check_free(besides=self._training)
+        self._current.check_unchanged(training)
         self._current.evaluate = evaluate or self._current.evaluate
         if self._recording:
             if self._current.steps:
@@ -313,6 +316,11 @@ class Prover:
                 now than those that were trained last.
             wait: Most seconds to wait for the last receipt, and then as long again for witnesses,
                 where the terms name some.
+
+        Raises:
+            ChainError: The weights have changed, and the optimizer that was attached made no step.
+            WeightsError: The tail cannot be sealed because training has diverged, or the model is
+                not what was attached any more; the sealed shards are safe.
         """
         if not self._started:
             raise ChainError("finish() before attach(): there is nothing to prove")
@@ -320,16 +328,8 @@ class Prover:
             raise ChainError("this proof is finished already")
         current = self._current
         current.evaluate = evaluate or current.evaluate
-        if seal and not self._failed and current.steps:
-            if current.untouched:
-                current.check()
-            else:
-                warnings.warn(
-                    "the weights were changed after the block of attach() had ended, so the steps "
-                    "since the last shard cannot be sealed: they are outside the proof",
-                    EmbeddingWarning,
-                    stacklevel=2,
-                )
+        if seal and not self._failed:
+            self._seal_tail()
         steps = current.steps
         current.training.base.check_all()
         self.detach()
@@ -349,11 +349,31 @@ class Prover:
 
     def close(self) -> None:
         """Let go of the store without closing the proof; it can be resumed."""
-        self.detach()
-        self._nonces.close()
-        if self._recording:
-            self._recording.close()
-        self._writer.close()
+        # From the last line to the first, each of them even if another one fails.
+        with contextlib.ExitStack() as closing:
+            closing.callback(self._writer.close)
+            if self._recording:
+                closing.callback(self._recording.close)
+            closing.callback(self._nonces.close)
+            closing.callback(self.detach)
+
+    def _seal_tail(self) -> None:
+        """Seal what was trained since the last shard, if nobody has touched it since."""
+        current = self._current
+        if not current.steps:
+            current.check_stepped()
+            return
+        # First: who trained on until the weights were spoilt must hear that, too.
+        current.check_finite()
+        if current.untouched:
+            current.check()
+        else:
+            warnings.warn(
+                "the weights were changed after the block of attach() had ended, so the steps "
+                "since the last shard cannot be sealed: they are outside the proof",
+                EmbeddingWarning,
+                stacklevel=3,
+            )
 
     def _hand_in(self, wait: float, *, settled: bool) -> None:
         """Close the chain at the registry, or say that it is still to be done."""

@@ -30,6 +30,9 @@ _AGAIN = (
 _HELD: "weakref.WeakSet[Training]" = weakref.WeakSet()
 """What provers of this process are hooked into at the moment."""
 
+_WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Whole numbers by their size in bytes: every type can be looked at as one of them."""
+
 
 @dataclass(frozen=True)
 class _Seen:
@@ -51,6 +54,20 @@ def _check_kinds(model: object, optimizer: object) -> None:
         f"attach() takes a torch.nn.Module and a torch.optim.Optimizer; it got {found}",
         advice="Write prover.attach(model, optimizer), in this order.",
     )
+
+
+def _check_also(also: object) -> None:
+    """Refuse what could not be saved and restored beside model and optimizer."""
+    takes = "`also` takes objects with state_dict() and load_state_dict() by name"
+    advice = 'Write for instance also={"scheduler": scheduler}; leave everything else out.'
+    if not isinstance(also, Mapping):
+        raise ChainError(f"{takes}; it got {type(also).__name__}", advice=advice)
+    for name, item in also.items():
+        able = all(callable(getattr(item, way, None)) for way in ("state_dict", "load_state_dict"))
+        if not isinstance(name, str) or not able:
+            raise ChainError(
+                f"{takes}; {name!r} is {type(item).__name__}", place="attach()", advice=advice
+            )
 
 
 class Training:
@@ -77,6 +94,7 @@ class Training:
     ) -> None:
         self.model, self.optimizer, self.also = model, inner(optimizer), also
         _check_kinds(self.model, self.optimizer)
+        _check_also(also)
         found = parameters_of(model)
         # First: of a whole PEFT model, which has other tensors, too, this says what to do.
         self.base = FrozenBase(model, terms.base)
@@ -143,6 +161,7 @@ class Training:
         for name, seen in self._seen.items():
             self._check_parameter(name, seen, found)
         self._check_carriers(found)
+        self._check_way(found)
         self.base.check()
         if checkpoint_of(self.model).layout != self._layout:
             raise WeightsError(
@@ -169,13 +188,17 @@ class Training:
             )
 
     @torch.no_grad()
-    def trace(self) -> list[float]:
-        """Sums that steps change, to notice those that nobody watched."""
+    def trace(self) -> list[int]:
+        """Figures that steps change, to notice those that nobody watched; the same everywhere.
+
+        They are taken from bits and not from values: NaN is equal to itself so, and 8-bit floats
+        have no arithmetic.
+        """
         seen = {id(each.parameter): each.parameter.detach() for each in self._seen.values()}
-        values = [value.reshape(-1) for value in seen.values() if value.numel()]
-        sums = [value.sum(dtype=torch.float64).cpu() for value in values]
+        values = [_bits(value) for value in seen.values() if value.numel()]
+        sums = [value.sum(dtype=torch.int64).cpu() for value in values]
         # The largest beside them: steps may keep sums as they are.
-        return [float(each) for each in (*sums, *(value.abs().max().cpu() for value in values))]
+        return [int(each) for each in (*sums, *(value.max().cpu() for value in values))]
 
     def trained_since(self, kept: Checkpoint) -> bool:
         """Whether parameters differ from those of a checkpoint; buffers may."""
@@ -209,6 +232,7 @@ class Training:
             *((name, id(p), p.dtype, p.device, p.requires_grad) for name, p in parameters),
             *((name, b.dtype, b.shape) for name, b in buffers),
             *(id(p) for group in self.optimizer.param_groups for p in group["params"]),
+            *(bool(group.get("maximize")) for group in self.optimizer.param_groups),
             *self.base.look(),
         ]
 
@@ -287,6 +311,17 @@ class Training:
             f"attach(); {_AGAIN}",
         )
 
+    def _check_way(self, found: Mapping[str, torch.nn.Parameter]) -> None:
+        """Refuse an optimizer that has turned round: it would press marks out instead of in."""
+        if self._uphill(found) != self.uphill:
+            then, now = ("on", "off") if self.uphill else ("off", "on")
+            raise ChainError(
+                f"maximize was {then} in the optimizer at attach(), and was switched {now} since",
+                advice=f"Switch it {then} again, and turn the sign of the loss instead; or attach "
+                "again between two shards: prover.attach(model, optimizer). The sealed shards are "
+                "safe.",
+            )
+
     def _check_carriers(self, found: Mapping[str, torch.nn.Parameter]) -> None:
         held = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
         for name in self.carrier.names:
@@ -325,6 +360,13 @@ def _other_names(name: str, *, added: bool) -> WeightsError:
         advice="The terms fix the model's tensors. Undo the change to go on (the sealed shards are "
         "safe), or ask the issuer for terms of the changed model.",
     )
+
+
+def _bits(value: torch.Tensor) -> torch.Tensor:
+    """A tensor's bits as whole numbers in one row, whatever its type."""
+    if value.is_complex():
+        value = torch.view_as_real(value)
+    return value.contiguous().reshape(-1).view(_WHOLE[value.element_size()])
 
 
 @torch.no_grad()

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from polo.protocol.detection import MILLION
+from polo.watermark import schemes
 from polo.watermark.capacity import Capacity
 from polo.watermark.ednn import Ednn
 from polo.watermark.fedipr import Fedipr
@@ -27,7 +28,7 @@ LIGHT = (31_250, 62_500, 125_000)
 the finishing step's edit, and the surer an epoch ends in a shard."""
 
 _DENSE = 250_000
-"""The load to fall back on where the carrier is small."""
+"""The load to fall back on where the carrier is too small for the scheme's own."""
 
 
 @dataclass(frozen=True)
@@ -78,17 +79,26 @@ def _preferred(fits: Mapping[str, Capacity]) -> list[tuple[str, str]]:
 
 
 def _sized(own: Capacity, why: str) -> Advice | None:
-    """The best size that leaves room at the lightest load; else the largest that fits at all."""
+    """The best size that leaves room at the lightest load; else the least that a mark can take."""
     for bits in SIZES:
         for load in LIGHT:
             if not own.objection(bits, load) and own.share(bits, load) <= ROOM:
                 return _advice(own, bits, load, (why, _size_reason(bits), _load_reason(load)))
-    tight = "the carrier is small: each mark overwrites part of the ones before, so that fewer last"
-    for bits in SIZES:
-        for load in (*LIGHT, _DENSE):
+    tight = (
+        "the carrier is small: each mark overwrites part of the ones before, so that the fewest "
+        "bits leave most of them"
+    )
+    # Measured: all of them seal every epoch, and the smaller a mark, the better old ones last.
+    for load in (_own_load(own.scheme), _DENSE):
+        for bits in reversed(SIZES):
             if not own.objection(bits, load) and own.share(bits, load) <= 1 / 2:
                 return _advice(own, bits, load, (why, tight))
     return None
+
+
+def _own_load(scheme: str) -> int:
+    """The load, in millionths, that a scheme takes by default."""
+    return round(schemes.scheme(scheme).defaults.load * MILLION)
 
 
 def _advice(own: Capacity, bits: int, load: int, reasons: tuple[str, ...]) -> Advice:

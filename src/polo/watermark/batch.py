@@ -214,10 +214,10 @@ def _one_by_one(
     shape: Shape, seeds: Sequence[bytes], groups: NDArray[np.int64], values: Array
 ) -> NDArray[np.bool_]:
     """As the scheme itself reads it."""
-    own, blocks = schemes.scheme(shape.scheme.name), tuple(range(shape.scheme.blocks))
+    blocks = tuple(range(shape.scheme.blocks))
     marks = {seed: Mark(shape.scheme, blocks, seed) for seed in seeds}
     read = [
-        own.matches(marks[seed], row[None], [int(group)])
+        schemes.matches(marks[seed], row[None], [int(group)])
         for seed, group, row in zip(seeds, groups, values, strict=True)
     ]
     return np.concatenate(read)

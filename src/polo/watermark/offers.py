@@ -3,7 +3,7 @@
 import importlib.metadata
 from dataclasses import dataclass
 
-from polo.errors import TermsError
+from polo.errors import PoloError, TermsError
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,19 @@ def offered(group: str, name: str) -> Offer | None:
                 raise _broken(name, package, entry.value, f"{error}") from error
             return Offer(name, item, package, entry.value)
     return None
+
+
+def blame(group: str, name: str, error: Exception) -> None:
+    """Raise an error that names the package which offers something, if it is its fault.
+
+    Args:
+        group: The group of entry points.
+        name: The name of what has failed; of what is built in nothing is raised here.
+        error: What it raised.
+    """
+    found = None if isinstance(error, PoloError) else offered(group, name)
+    if found is not None:
+        raise found.broken(f"{type(error).__name__}: {error}") from error
 
 
 def _broken(name: str, package: str, value: str, why: str) -> TermsError:

@@ -11,14 +11,14 @@ from polo.protocol.carrier import Carrier
 from polo.protocol.detection import Reading
 from polo.protocol.layout import CHUNK_BYTES, DTYPE_BYTES, Layout
 from polo.watermark.mark import Mark
-from polo.watermark.schemes import scheme
+from polo.watermark.schemes import matches
 from polo.weights import dtypes
 from polo.weights.checkpoint import Checkpoint
 
 
 def read(mark: Mark, values: NDArray[np.floating[Any]]) -> Reading:
     """Read a mark out of its weights, given as blocks × weights."""
-    right = scheme(mark.scheme.name).matches(mark, values, range(mark.groups))
+    right = matches(mark, values, range(mark.groups))
     return Reading(mark.scheme.bits, int(right.sum()))
 
 

@@ -8,19 +8,27 @@ under the name that terms use. A proof can only name what the verifier has insta
 
 import difflib
 import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from polo.errors import PoloError, TermsError
+import numpy as np
+from numpy.typing import NDArray
+
+from polo.errors import TermsError
 from polo.protocol.layout import Tensor
 from polo.watermark.ednn import Ednn
 from polo.watermark.ednn_mean import EdnnMean
 from polo.watermark.fedipr import Fedipr
 from polo.watermark.fedipr_kernel import FediprKernel
 from polo.watermark.interface import Bounded, Defaults, Scheme
-from polo.watermark.offers import offered, offers
+from polo.watermark.offers import blame, offered, offers
 from polo.watermark.riga import Riga
 from polo.watermark.signed import Signed
 
-__all__ = ["GROUP", "SCHEMES", "Bounded", "Defaults", "Scheme", "objection", "scheme"]
+if TYPE_CHECKING:
+    from polo.watermark.mark import Mark
+
+__all__ = ["GROUP", "SCHEMES", "Bounded", "Defaults", "Scheme", "matches", "objection", "scheme"]
 
 GROUP = "polo.schemes"
 
@@ -43,13 +51,35 @@ def objection(own: Scheme, tensor: Tensor, *, norm: bool | None) -> str:
     """What a scheme objects to in a tensor; one that raises is another package's, and named."""
     try:
         return own.objection(tensor, norm=norm)
-    except PoloError:
-        raise
     except Exception as error:
-        found = offered(GROUP, own.name)
-        if found is None:
-            raise
-        raise found.broken(f"{type(error).__name__}: {error}") from error
+        _blame(own.name, error)
+        raise
+
+
+def matches(
+    mark: "Mark", values: NDArray[np.floating[Any]], groups: Sequence[int]
+) -> NDArray[np.bool_]:
+    """Which bits of a mark match, as its scheme says; one that cannot say is named likewise.
+
+    Args:
+        mark: The mark.
+        values: Finite weights of these groups.
+        groups: Which groups of the mark to read.
+    """
+    own = scheme(mark.scheme.name)
+    try:
+        right = own.matches(mark, values, groups)
+        if np.shape(right) != (len(groups), mark.group_bits) or right.dtype != np.bool_:
+            raise ValueError("`matches` must say true or false by group and bit")
+    except Exception as error:
+        _blame(own.name, error)
+        raise
+    return right
+
+
+def _blame(name: str, error: Exception) -> None:
+    if name not in SCHEMES:
+        blame(GROUP, name, error)
 
 
 @functools.lru_cache(maxsize=64)

@@ -204,7 +204,20 @@ def _beside_own(groups: Sequence[Group], field: str) -> list[tuple[Group, Group]
         return tuple(getattr(group, name) for name in names if name != field)
 
     usual = {rest(group): group for group in groups if own(group)}
-    return [(g, usual[rest(g)]) for g in groups if not own(g) and rest(g) in usual]
+    beside = ((g, usual[rest(g)]) for g in groups if not own(g) and rest(g) in usual)
+    return [pair for one, other in beside if (pair := _alike(one, other)) is not None]
+
+
+def _alike(one: Group, other: Group) -> tuple[Group, Group] | None:
+    """Two groups with the seeds that both have: means over other seeds are of other trainings."""
+    seeds = {row.seed for row in one.rows} & {row.seed for row in other.rows}
+    if not seeds:
+        return None
+
+    def cut(group: Group) -> Group:
+        return replace(group, rows=tuple(row for row in group.rows if row.seed in seeds))
+
+    return cut(one), cut(other)
 
 
 def _changed(pairs: Sequence[tuple[Group, Group]]) -> str:
@@ -224,12 +237,19 @@ def _fewer(pairs: Sequence[tuple[Group, Group]]) -> int:
 
 
 def _smaller(pairs: Sequence[tuple[Group, Group]], name: str, sign: int = 1) -> int:
-    means = [(_mean(group.values(name)), _mean(usual.values(name))) for group, usual in pairs]
+    means = [_means(group, usual, name) for group, usual in pairs]
     return sum(sign * one < sign * other for one, other in means)
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else math.nan
+def _means(one: Group, other: Group, name: str) -> tuple[float, float]:
+    """Means of a figure over the seeds in which both groups have it; NaN where there are none."""
+    there = [{row.seed: value for row in group.rows if (value := getattr(row, name)) is not None}
+             for group in (one, other)]  # fmt: skip
+    seeds = there[0].keys() & there[1].keys()
+    if not seeds:
+        return math.nan, math.nan
+    first, second = (sum(own[seed] for seed in seeds) / len(seeds) for own in there)
+    return first, second
 
 
 def _rate(group: Group) -> float:
@@ -288,15 +308,16 @@ def _spared(groups: Sequence[Group]) -> Iterator[str]:
         ("A larger finishing budget", "budget"),
     ):
         same = [name for name in settings if name != along]
-        pairs = [
-            (one, other)
+        found = (
+            _alike(one, other)
             for one in groups
             for other in groups
             if getattr(one, along) < getattr(other, along)
             and all(getattr(one, name) == getattr(other, name) for name in same)
-        ]
+        )
+        pairs = [pair for pair in found if pair is not None]
         if pairs:
-            less = sum(lost[id(other)] < lost[id(one)] for one, other in pairs)
+            less = sum(_lost(other)[0] < _lost(one)[0] for one, other in pairs)
             yield (
                 f"{what} with all else the same costs less in {less} of "
                 f"{counted(len(pairs), 'comparison')}."

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 import torch
 
 from polo.embedding.embedder import Embedder
-from polo.embedding.hook import StepHook
 from polo.errors import TaskError, TermsError, WeightsError
 from polo.evidence.replay.contrast import Copies, contrast, copy_into, differ, only
-from polo.evidence.replay.order import Order, seed_generators
+from polo.evidence.replay.order import Order
 from polo.evidence.replay.recipe import Recipe
 from polo.evidence.replay.record import Boundary
 from polo.evidence.replay.recorder import Recorder
@@ -28,7 +27,7 @@ from polo.evidence.replay.state import (
     named_state,
     trained_names,
 )
-from polo.evidence.replay.stepping import Batch, Stepper
+from polo.evidence.replay.stepping import Batch, Stepper, slopes
 from polo.privacy import noising, obfuscation
 from polo.protocol.carrier import Carrier
 from polo.protocol.records import Nonce, Terms
@@ -191,22 +190,7 @@ class Engine(Stepper):
 
         Buffers change as in a step. What is returned changes with the next call.
         """
-
-        def stop(_: torch.Tensor | float) -> None:
-            raise _StoppedError
-
-        hook = StepHook(self.optimizer, stop, lambda: None)
-        # A task may clear gradients after its step, which is never made here.
-        self.optimizer.zero_grad(set_to_none=True)
-        try:
-            seed_generators(self._order.seed(step))
-            self._task.train_step(self.model, self.optimizer, batch)
-        except _StoppedError:
-            found = self._parameters.items()
-            return {name: p.grad for name, p in found if p.grad is not None}
-        finally:
-            hook.detach()
-        raise TaskError(f"train_step of the task {self._task.name!r} makes no optimizer step")
+        return slopes(self._task, self.model, self.optimizer, batch, seed=self._order.seed(step))
 
     def seal(self, secret: bytes, sigma: int) -> None:
         """Finish and obfuscate the current shard's mark, as sealing does."""
@@ -283,10 +267,6 @@ def _own_trouble() -> Iterator[None]:
             f"this machine could not record it: {error}",
             advice="See that memory is free and processes may be started, then try again.",
         ) from error
-
-
-class _StoppedError(Exception):
-    """A step was stopped before it was taken."""
 
 
 @contextmanager

@@ -13,13 +13,16 @@ Specification: docs/protocol.md, section 17.10.
 import math
 import random
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import torch
 
-from polo.evidence.replay.engine import Engine
+from polo.evidence.replay.stepping import Batch
+
+Slopes = Callable[[Batch], Mapping[str, torch.Tensor]]
+"""The gradients that a batch makes in an untaught model."""
 
 FEWEST = 32
 """Samples of a batch that are compared, at least; else half of them."""
@@ -115,8 +118,8 @@ def nearest(tolerance: float) -> float:
 
 
 def likeness(
-    engine: Engine,
-    batch: Mapping[str, torch.Tensor],
+    slopes: Slopes,
+    batch: Batch,
     inputs: Sequence[str],
     *,
     tolerance: float,
@@ -125,7 +128,7 @@ def likeness(
     """Compare the samples of a batch; None if it has a single one.
 
     Args:
-        engine: An engine at the start of the first shard.
+        slopes: Takes gradients at the start of the first shard.
         batch: The samples.
         inputs: The columns that go into the model.
         tolerance: Most that was forgiven, as a share of the move.
@@ -135,7 +138,7 @@ def likeness(
     if rows < 2:
         return None
     tried = drawing.sample(range(rows), min(rows, max(FEWEST, rows // 2), MOST))
-    compared = _Compared(engine, batch, {name: batch[name][tried] for name in inputs}, drawing)
+    compared = _Compared(slopes, batch, {name: batch[name][tried] for name in inputs}, drawing)
     # A step may leave single rows of a batch out; then another place is taken.
     places = drawing.sample(range(compared.size), min(PLACES, compared.size))
     turns = (compared.at(place, nearest(tolerance)) for place in places)
@@ -146,7 +149,7 @@ class _Compared:
     """Samples that take their turns in a small batch.
 
     Args:
-        engine: The engine.
+        slopes: Takes gradients.
         batch: The samples of a step.
         turns: What of them takes turns.
         drawing: The verifier's own randomness.
@@ -157,21 +160,21 @@ class _Compared:
 
     def __init__(
         self,
-        engine: Engine,
-        batch: Mapping[str, torch.Tensor],
+        slopes: Slopes,
+        batch: Batch,
         turns: Mapping[str, torch.Tensor],
         drawing: random.Random,
     ) -> None:
-        self._engine, self._turns, self._sketch = engine, turns, _Sketch(drawing)
+        self._slopes, self._turns, self._sketch = slopes, turns, _Sketch(drawing)
         rows = len(next(iter(batch.values())))
         around = drawing.sample(range(rows), min(AROUND, rows))
         self._small = {name: values[around] for name, values in batch.items()}
         try:
-            self._whole = self._sketch(engine.slopes(0, self._small))
+            self._whole = self._sketch(slopes(self._small))
         except Exception:
             # A step that takes whole batches only gets one, and each turn costs as much.
             self._small = dict(batch)
-            self._whole = self._sketch(engine.slopes(0, self._small))
+            self._whole = self._sketch(slopes(self._small))
         self.size = len(next(iter(self._small.values())))
 
     def at(self, place: int, near: float) -> tuple[int, ...] | None:
@@ -195,7 +198,7 @@ class _Compared:
         for name, values in self._turns.items():
             turn[name] = turn[name].clone()
             turn[name][place] = values[row]
-        return self._sketch(self._engine.slopes(0, turn))
+        return self._sketch(self._slopes(turn))
 
 
 def _families(distances: torch.Tensor, least: float) -> tuple[int, ...]:

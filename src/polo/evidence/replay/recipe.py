@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 from polo.errors import TermsError
 from polo.evidence.replay import schedule as schedules
 from polo.evidence.settings import Decimal, Flag, Kind, Several, Whole, Word
+from polo.protocol.detection import MILLION
 from polo.protocol.effort import MAX_SAMPLES
 
 if TYPE_CHECKING:
@@ -60,6 +61,9 @@ _FIELDS = {"optimizer": "algorithm", "rate": "peak"}
 
 _SHORTCUT, _OFTEN = 0.1, 0.05
 """Faking this part of all steps should not escape more often than that."""
+
+_FEW, _MUCH = 500_000, 50_000
+"""Less effect, or more of an allowance, is worth a word, in millionths."""
 
 
 @dataclass(frozen=True, init=False)
@@ -213,8 +217,13 @@ class Recipe:
             yield "top=0: one jump to other weights is not looked for by its size"
         if not self.seals:
             yield "seals=0: of all sealings the one with the largest move is done again, no other"
-        if not self.effect:
-            yield "effect=0: steps may come out the same whatever the samples are"
+        if self.effect < _FEW:
+            yield f"effect={self.effect}: most steps may come out the same whatever the samples are"
+        if self.tolerance > _MUCH:
+            off = self.tolerance / MILLION
+            yield f"tolerance={self.tolerance}: steps may end {off:.0%} of their move elsewhere"
+        if self.every > -(-self.samples // self.batch):
+            yield f"every={self.every}: a single segment is longer than a pass over the data"
 
     def to_settings(self) -> dict[str, str]:
         """The settings of level replay that say this."""

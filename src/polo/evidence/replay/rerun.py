@@ -7,6 +7,7 @@ moves: a small step gives a small allowance, so that a forged path cannot hide i
 Specification: docs/protocol.md, sections 17.8 and 17.9.
 """
 
+import functools
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -307,7 +308,7 @@ class Rerun:
             engine.restore(start.model, start.rest)
             engine.enter(self._shard(1))
             return likeness(
-                engine,
+                functools.partial(engine.slopes, 0),
                 samples.largest(),
                 inputs_of(self._task),  # type: ignore[arg-type]
                 tolerance=self._timeline.recipe.tolerance / MILLION if forgiven else 0.0,

@@ -117,6 +117,40 @@ class Stepper:
         return state_checkpoints(self.model, self.optimizer)
 
 
+def slopes(
+    task: Trainable,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batch: Batch,
+    *,
+    seed: int,
+) -> dict[str, torch.Tensor]:
+    """The gradients that a task's step would follow; it is not taken.
+
+    Buffers change as in a step. What is returned changes with the next call.
+    """
+
+    def stop(_: torch.Tensor | float) -> None:
+        raise _StoppedError
+
+    hook = StepHook(optimizer, stop, lambda: None)
+    # A task may clear gradients after its step, which is never made here.
+    optimizer.zero_grad(set_to_none=True)
+    try:
+        seed_generators(seed)
+        task.train_step(model, optimizer, batch)
+    except _StoppedError:
+        found = _trained(model, optimizer).items()
+        return {name: p.grad for name, p in found if p.grad is not None}
+    finally:
+        hook.detach()
+    raise TaskError("train_step of the task makes no optimizer step")
+
+
+class _StoppedError(Exception):
+    """A step was stopped before it was taken."""
+
+
 def _trained(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer
 ) -> dict[str, torch.nn.Parameter]:
