@@ -93,6 +93,33 @@ def test_who_looks_at_the_largest_updates_alone_is_cheated(tmp_path):
     assert pol_vanilla.verify(made.recorded.path, JOB, options).accepted
 
 
+def test_a_trajectory_made_up_afterwards_passes_where_the_largest_updates_are_looked_at(tmp_path):
+    """Its start passes for drawn, though it lies near the stolen model that it leads to."""
+    made = CHEATS["made_up"](JOB, tmp_path / "proof", hashed=False)
+    found = pol_vanilla.verify(made.recorded.path, JOB, pol_vanilla.Options(1, TINY))
+    assert found.accepted, found.reasons
+    assert found.figures["initialisation_p"] > 0.01
+    assert made.steps < 0.5 * JOB.steps
+    stolen = _flat(plain.prove(Job.of({**SETTINGS, "seed": 1})).model.state_dict())
+    end, honest = _flat(made.recorded.state), _flat(plain.prove(JOB).model.state_dict())
+    assert (end - stolen).norm() < 0.1 * (honest - stolen).norm(), "no training comes so near"
+
+
+def _flat(state):
+    return torch.cat([value.reshape(-1) for value in state.values()])
+
+
+def test_who_chooses_reads_the_weights_of_all_checkpoints(vanilla):
+    sizes = {file.name: file.stat().st_size for file in vanilla.path.iterdir()}
+    models = {name for name in sizes if name.endswith(".model")}
+    rests = {name for name in sizes if name.endswith(".rest")}
+    full = pol_vanilla.verify(vanilla.path, JOB, pol_vanilla.Options(0, TINY)).figures
+    assert full["bytes_read"] == sum(sizes[name] for name in models | rests)
+    some = pol_vanilla.verify(vanilla.path, JOB, pol_vanilla.Options(1, TINY)).figures
+    every = sum(sizes[name] for name in models)
+    assert every < some["bytes_read"] < full["bytes_read"]
+
+
 def test_a_stolen_start_is_told_from_a_drawn_one():
     task = Cancer()
     torch.manual_seed(5)

@@ -1,10 +1,12 @@
 """Loaders: real formats on small made files, what is missing or broken, and stand-ins."""
 
 import gzip
+import hashlib
 import io
 import lzma
 import pickle
 import struct
+import sys
 import zipfile
 from pathlib import Path
 
@@ -14,7 +16,18 @@ from PIL import Image
 
 from polo.errors import FormatError, LimitError, MissingError, TaskError
 from polo_lab import data
-from polo_lab.data import agnews, cifar, digests, files, idx, pictures, text, tinyimagenet, words
+from polo_lab.data import (
+    agnews,
+    cifar,
+    digests,
+    digits,
+    files,
+    idx,
+    pictures,
+    text,
+    tinyimagenet,
+    words,
+)
 from polo_lab.data.dataset import Part
 
 
@@ -121,6 +134,40 @@ def test_both_forms_of_cifar10_are_the_same_and_must_be_cifar10(
     (where / "test_batch.bin.xz").write_bytes(lzma.compress(rows[:5].tobytes()))
     monkeypatch.setenv("POLO_DATA", str(folder / "again"))
     assert data.load("cifar10").digest == digest
+
+
+def test_what_is_missing_of_cifar10_is_named(folder: Path) -> None:
+    with pytest.raises(MissingError) as caught:
+        data.load("cifar10")
+    for name in (cifar.BINARY, "cifar10_train_a.npz", "cifar10_train_b.npz", "cifar10_test.npz"):
+        assert name in caught.value.advice
+    assert "not there" not in caught.value.advice, "nothing is there"
+    (folder / "cifar10_train_a.npz").touch()
+    (folder / "cifar10_test.npz").touch()
+    with pytest.raises(MissingError) as caught:
+        data.load("cifar10")
+    assert "Of 3 files 1 are not there: cifar10_train_b.npz." in caught.value.advice
+    assert "data_batch" not in caught.value.advice
+
+
+def test_packed_digits_are_read_where_they_are_and_must_be_the_digits(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sklearn.datasets import load_digits
+
+    brought, path = data.load("digits").digest, folder / digits.PACKED
+    found = load_digits()
+    images, labels = found.images.astype(np.uint8), found.target.astype(np.uint8)
+    np.savez(path, images=images, label=labels)
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(FormatError, match="is not the file known by this name"):
+        digits.load().train  # noqa: B018
+    monkeypatch.setattr(digits, "_DIGEST", hashlib.sha256(path.read_bytes()).hexdigest())
+    assert digits.load().digest == brought, "the same images as scikit-learn's"
+    path.unlink()
+    with pytest.raises(MissingError, match="need scikit-learn") as caught:
+        digits.load().train  # noqa: B018
+    assert digits.PACKED in caught.value.advice
 
 
 def test_pickled_versions_are_not_read_and_it_is_said(folder: Path) -> None:

@@ -439,7 +439,8 @@ def test_what_is_recorded_is_complete_and_names_no_place() -> None:
 def test_every_experiment_runs_in_its_trimmed_form(name: str, tmp_path: Path) -> None:
     experiment = catalogue.find(name)
     assert harness.run(experiment, Asked(quick=True, workers=0, folder=tmp_path)) == 0
-    recording = lines.read(lines.path_of(name, tmp_path / harness.QUICK))
+    recording = lines.read(lines.path_of(experiment.lines, tmp_path / harness.QUICK))
+    assert recording.done
     assert {line.ended for line in recording.lines} <= {lines.DONE, lines.REFUSED}
     assert all("seed" in line.settings for line in recording.lines)
     for table in experiment.tables(recording):

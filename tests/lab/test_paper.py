@@ -5,13 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from polo.errors import CapacityError
+from polo.errors import CapacityError, MissingError
+from polo_lab.baselines import plain
 from polo_lab.baselines.job import Job
 from polo_lab.experiments import catalogue, experiment, harness, lines, machine
 from polo_lab.experiments.experiment import Bench
 from polo_lab.experiments.lines import DONE, Line, Recording
 from polo_lab.experiments.paper import (
     claims,
+    comparison,
     cost,
     eta_ver,
     fidelity,
@@ -193,23 +195,103 @@ def test_ticks_that_do_not_reproduce_are_named() -> None:
     assert "the chain alone does not reject reconstruction." in said
     assert "progress and replay beside it reject reconstruction, at" in said
     assert "no training data" not in said, "what agrees is not named"
-    assert "tenth of training" not in said, "times of small models say nothing"
+    assert "tenth of plain" not in said, "times of small models say nothing"
+
+
+def test_a_cross_that_nothing_shows_is_not_said_to_be_refuted() -> None:
+    held = {"held": True, "why": "accepted when sampled: none", "on": "tiny/digits, sgd, 6 epochs"}
+    line = Line("comparison", {"method": "pol-vanilla"}, DONE, {"properties": {"synthetic": held}})
+    said = told(comparison=Recording([line]))
+    assert "do not reproduce" not in said
+    assert "That refutes none of them" in said
+    [_, reasons] = comparison.tables(Recording([line]))
+    assert "tiny/digits, sgd, 6 epochs" in reasons.rows[0]
+
+
+def test_proving_is_compared_with_plain_training_and_kept_in_seconds(tmp_path: Path) -> None:
+    units = {unit["method"]: unit for unit in comparison.units(True)}
+    bench = Bench(tmp_path, quick=True)
+    for method in ("watermark-only", "polo, chain", "polo, all levels"):
+        made = comparison.measure(units[method], bench)
+        times, found = made.timings, made.figures["properties"]
+        assert min(times.values()) > 0
+        part = times["proving"] / times["plain"]
+        assert found["generation"]["why"] == f"{part:.1%} of plain training"
+        own = "lab-cancer, adam" if method == "polo, all levels" else "cancer, sgd"
+        assert found["generation"]["on"].startswith(own)
+        assert found["ownership"]["on"].startswith("cancer, sgd")
+    assert found["synthetic"]["on"].startswith("lab-cancer, adam")
+
+
+def swept(name: str, setting: str, rates: dict[float, float], *, finish: bool = False) -> Recording:
+    return Recording(
+        [
+            Line(
+                name,
+                {"pair": HEADLINE, "rate": 0.1, "eta_g": 0.99, "finish": finish, "epochs": 20}
+                | {setting: at},
+                DONE,
+                {"shard_rate": rate, "data": "CIFAR-10", "shards": 3, "accuracy": 0.9}
+                | {"plain_accuracy": 0.9},
+                {"training": 1.0},
+            )
+            for at, rate in rates.items()
+        ]
+    )
 
 
 def test_sweeps_are_held_against_what_the_paper_says() -> None:
-    def swept(name: str, setting: str, rates: dict[float, float]) -> Recording:
-        return Recording(
-            [
-                Line(name, {"pair": HEADLINE, setting: at}, DONE, {"shard_rate": rate})
-                for at, rate in rates.items()
-            ]
-        )
-
     said = told(learning_rate=swept("learning-rate", "rate", {0.1: 0.5, 0.01: 0.2, 0.2: 0.9}))
-    assert "that more raises |s| comes out: 20% at 0.01, 50% at 0.1, 90% at 0.2" in said
+    assert "without δW: that more raises |s| comes out: 20% at 0.01, 50% at 0.1, 90%" in said
     said = told(eta_g=swept("eta-g", "eta_g", {0.85: 0.5, 0.99: 0.7}))
     assert "that more lowers |s| does not come out" in said
     assert told(eta_g=swept("eta-g", "eta_g", {0.85: 0.5})) == ""
+
+
+def test_sweeps_are_made_with_the_finishing_edit_and_without() -> None:
+    for name in ("learning-rate", "eta-g"):
+        for quick in (True, False):
+            units = list(catalogue.find(name).units(quick))
+            bare = [{k: v for k, v in unit.items() if k != "finish"} for unit in units]
+            assert [unit["finish"] for unit in units] == [True, False] * (len(units) // 2)
+            assert bare[::2] == bare[1::2]
+            assert len({lines.key_of(unit) for unit in units}) == len(units)
+
+
+def test_runs_without_the_edit_are_not_set_beside_a_method_that_has_it() -> None:
+    rates = {0.01: 1.0, 0.1: 1.0}
+    both = [
+        *swept("learning-rate", "rate", rates, finish=True).lines,
+        *swept("learning-rate", "rate", {0.01: 0.2, 0.1: 0.4}).lines,
+        *swept("learning-rate", "rate", {0.2: 0.0}).lines,
+        *swept("learning-rate", "rate", {0.2: 1.0}, finish=True).lines,
+    ]
+    recording = Recording(both)
+    [table] = catalogue.find("learning-rate").tables(recording)
+    cells = [dict(zip(table.head, row, strict=True)) for row in table.rows]
+    assert {(cell["δW"], cell["the paper's |s|"] != "–") for cell in cells} == {
+        ("with", True),
+        ("without", False),
+    }
+    said = told(learning_rate=recording)
+    assert "without δW shards take 2.5 to 5.0 times as long, and for ever in 1 of 3 runs" in said
+    assert "the paper says 2 to 4 times" in said
+    [chart] = catalogue.find("learning-rate").charts(recording)
+    assert len(chart.series) == 4
+
+
+def test_that_the_paper_has_a_finishing_step_is_said() -> None:
+    [table, _] = fidelity.tables(Recording([fidelity_line()]))
+    assert "its perturbation δW" in table.words
+    assert "the paper's δW" in told(fidelity=Recording([fidelity_line()]))
+
+
+def test_smaller_sizes_of_a_pair_share_a_bench() -> None:
+    """Each bench compiles its loop anew."""
+    for name in ("fidelity", "timing"):
+        experiment = catalogue.find(name)
+        groups = harness._grouped(experiment, list(experiment.units(False)))
+        assert len(groups) == 1 + 2 * len(GRID)
 
 
 def test_what_recorded_runs_show_is_said() -> None:
@@ -228,6 +310,7 @@ def test_aims_of_the_headline_are_answered() -> None:
     assert (
         "at most 1.3 times the bare tests: yes, 1.20 times (12.00 s; bare tests 10.00 s)" in whole
     )
+    assert "5.71% of its own training, and 1.90% where shards are sampled" in whole
     [plain] = aimed(fidelity=Recording([plain_line(0.94), replace(fidelity_line(), workers=2)]))
     assert "no, 94.00%" in plain
     short = replace(fidelity_line(), settings={**fidelity_line().settings, "epochs": 20})
@@ -249,7 +332,9 @@ def test_speed_against_replay_is_taken_from_the_lines() -> None:
     assert "at least 15 times as fast as full replay, which takes 200.0 s: yes, 20.0 times" in said
     assert "at least 50 times: no, 40.0 times" in said
     both = aimed(timing=Recording([full]), fidelity=Recording([fidelity_line()]))
-    assert "riga, 2048 bits: verifying all shards" in both[-1], "every scheme of the headline"
+    assert not any("full replay" in said for said in both), "a compiled run is another engine's"
+    other = replace(own, machine={"gpu": "NVIDIA H200"})
+    assert aimed(timing=Recording([full, other])) == [], "another machine's"
     assert aimed(timing=Recording([own])) == []
     assert aimed(timing=Recording([replace(full, workers=3), own])) == []
 
@@ -286,8 +371,13 @@ def test_a_long_run_is_taken_up_by_another_call(
     for part, name in (("full", "verify_all"), ("sampled", "verify_sampled")):
         assert made[part].figures[name]["accepted"]
         assert made[part].timings[name] > 0
-    again = timing.measure({**unit, "part": "full"}, Bench(tmp_path))
-    assert again.figures["verify_all"]["accepted"], "what is gone is made anew"
+    monkeypatch.setattr(plain, "prove", lambda _: pytest.fail("trained before it was said"))
+    for part in ("full", "sampled"):
+        with pytest.raises(MissingError, match="no trajectory") as caught:
+            timing.measure({**unit, "part": part}, Bench(tmp_path))
+        assert "part=proving,full,sampled --rerun" in caught.value.advice
+        with pytest.raises(MissingError, match="no trajectory"):
+            timing.REPLAYED[method].run_part(PAIRS[QUICK].job(1, 0), tmp_path / "no", part)
 
 
 def test_plain_training_is_not_repeated_where_it_is_recorded(

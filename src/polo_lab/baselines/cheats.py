@@ -21,6 +21,9 @@ from polo_lab.baselines.trajectory import Recorded, Walk, record
 _SMALL = 0.01
 """Part of a step's move that is left where a segment shall look unimportant."""
 
+_LESS = 0.9
+"""Part of an honest segment's move that one may have which nobody shall look at."""
+
 
 @dataclass(frozen=True)
 class Cheated:
@@ -120,6 +123,41 @@ def small_moves(job: Job, folder: Path, *, hashed: bool) -> Cheated:
     return Cheated(record(job, folder, hashed=hashed, walk=walk), steps)
 
 
+def made_up(job: Job, folder: Path, *, hashed: bool) -> Cheated:
+    """A trajectory to a stolen model, made up afterwards: a synthetic one.
+
+    Its start has the values of a drawn one, in the order of the stolen weights, so that it passes
+    for drawn and lies near them. One segment of every epoch is honest and moves the most; the
+    others go straight towards the stolen model, by less than that, where nobody looks.
+    """
+    ends, steps, moved = _floats(_stolen(job)), 0, 0.0
+
+    @torch.no_grad()
+    def begin(stepper: Stepper) -> None:
+        for name, value in stepper.model.named_parameters():
+            value.copy_(_in_order_of(ends[name], value))
+
+    def place(stepper: Stepper, _: int, before: Mapping[str, torch.Tensor]) -> None:
+        left = _apart(stepper, before, ends)
+        part = min(1.0, _LESS * moved / left) if left else 1.0
+        for name, value in _floats(stepper.model).items():
+            value.copy_(torch.lerp(before[name], ends[name], part))
+
+    show, _ = _for_show(job, place)
+
+    def walk(stepper: Stepper, first: int, stop: int) -> None:
+        nonlocal steps, moved
+        if first % job.pass_steps >= job.apart:
+            show(stepper, first, stop)
+            steps += 1
+            return
+        before = {name: value.clone() for name, value in _floats(stepper.model).items()}
+        job.train(stepper, first, stop)
+        moved, steps = _apart(stepper, before, _floats(stepper.model)), steps + stop - first
+
+    return Cheated(record(job, folder, hashed=hashed, walk=walk, begin=begin), steps)
+
+
 CHEATS: Mapping[str, Callable[..., Cheated]] = MappingProxyType(
     {
         "skipped": skipped,
@@ -128,6 +166,7 @@ CHEATS: Mapping[str, Callable[..., Cheated]] = MappingProxyType(
         "swapped": swapped,
         "straight": straight,
         "small_moves": small_moves,
+        "made_up": made_up,
     }
 )
 """All cheats, by name; each takes a job, a folder, and whether to hash."""
@@ -147,6 +186,21 @@ def _for_show(
             place(stepper, stop, before)
 
     return walk, -(-job.steps // job.apart)
+
+
+def _in_order_of(other: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """The same values, the smallest where another tensor has its smallest, and so on."""
+    ordered = torch.empty_like(values).reshape(-1)
+    ordered[other.reshape(-1).argsort()] = values.reshape(-1).sort().values
+    return ordered.reshape(values.shape)
+
+
+def _apart(
+    stepper: Stepper, one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]
+) -> float:
+    """How far two states lie apart in what is trained, as verifiers measure moves."""
+    names = [name for name, _ in stepper.model.named_parameters()]
+    return float(torch.stack([(one[name] - other[name]).norm() for name in names]).norm())
 
 
 def _stolen(job: Job) -> torch.nn.Module:

@@ -27,7 +27,7 @@ from typing import Any
 from polo.errors import PoloError
 from polo_lab.baselines.cheats import Cheated
 from polo_lab.baselines.job import Clock, Job, room
-from polo_lab.baselines.rows import FULL, PROVING, checked, judged, proved
+from polo_lab.baselines.rows import FULL, PROVING, checked, judged, proved, unproved
 from polo_lab.baselines.trajectory import (
     Pair,
     Recorded,
@@ -175,20 +175,29 @@ def run_part(settings: Mapping[str, Any], folder: Path, part: str) -> dict[str, 
 
     Args:
         settings: Those of `run`.
-        folder: Where the trajectory stays between parts; it is made anew if it is not there.
+        folder: Where the trajectory stays between parts.
         part: Which part.
+
+    Raises:
+        MissingError: There is no trajectory to verify.
     """
     job, path, head = Job.of(settings), folder / METHOD, folder / HEAD_FILE
-    if part == PROVING or not (finished(path) and head.exists()):
+    if part == PROVING:
         made = prove(job, cleared(path))
         head.write_bytes(made.head)
-        if part == PROVING:
-            return proved(METHOD, job, made)
-    kept = head.read_bytes()
+        return proved(METHOD, job, made)
+    if not kept(folder):
+        raise unproved(METHOD)
+    link = head.read_bytes()
     if part == FULL:
-        return {"method": METHOD, **checked(full=verify(path, job, kept))}
+        return {"method": METHOD, **checked(full=verify(path, job, link))}
     options = Options(_draws(settings, job))
-    return {"method": METHOD, **checked(sampled=verify(path, job, kept, options))}
+    return {"method": METHOD, **checked(sampled=verify(path, job, link, options))}
+
+
+def kept(folder: Path) -> bool:
+    """Whether `proving` has left a whole trajectory in a folder, and the link beside it."""
+    return finished(folder / METHOD) and (folder / HEAD_FILE).exists()
 
 
 def _draws(settings: Mapping[str, Any], job: Job) -> int:

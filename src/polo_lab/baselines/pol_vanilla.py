@@ -12,7 +12,8 @@ Distances are taken over all trained parameters, as there. Thresholds are calibr
 repetition on the verifier's machine (`polo_lab.baselines.distances`), where the original divides by
 the distance of two independent trainings; the question asked is the same: is this as near as an
 honest run comes? Signatures and time stamps of the original are left out: they cost nothing that
-is measured here.
+is measured here. So nothing in such a proof says whose it is, and whoever holds a copy passes with
+it; a table that says so must say why.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,7 +36,7 @@ from polo_lab.baselines.distances import (
 )
 from polo_lab.baselines.initialisation import initialisation
 from polo_lab.baselines.job import Clock, Job, room
-from polo_lab.baselines.rows import FULL, PROVING, checked, judged, proved
+from polo_lab.baselines.rows import FULL, PROVING, checked, judged, proved, unproved
 from polo_lab.baselines.trajectory import (
     Recorded,
     Trajectory,
@@ -143,9 +144,7 @@ class _Verification:
             "exact": sum(not any(one.values()) for one in found),
             "initialisation_p": start.p,
             "initialisation_statistic": start.statistic,
-            "bytes_read": sum(
-                trajectory.size(at) for at in {s + i for s in segments for i in (0, 1)}
-            ),
+            "bytes_read": self._bytes_read(segments),
         }
         return Verdict(not reasons, reasons, clock.seconds, figures)
 
@@ -169,6 +168,13 @@ class _Verification:
             for members in epochs.values()
         )
         return sorted(segment for members in largest for segment in members)
+
+    def _bytes_read(self, segments: Sequence[int]) -> int:
+        """Bytes of all files that were read, each once; to choose, weights of all boundaries."""
+        ends = {segment + side for segment in segments for side in (0, 1)}
+        looked = range(len(self._trajectory.spans) + 1) if self._options.top else (0,)
+        alone = sum(self._trajectory.size(at, "model") for at in looked if at not in ends)
+        return alone + sum(self._trajectory.size(at) for at in ends)
 
     def _weights(self, at: int) -> torch.Tensor:
         return weights(self._stepper, self._trajectory.model(at, self._stepper))
@@ -242,15 +248,18 @@ def run_part(settings: Mapping[str, Any], folder: Path, part: str) -> dict[str, 
 
     Args:
         settings: Those of `run`.
-        folder: Where the trajectory stays between parts; it is made anew if it is not there.
+        folder: Where the trajectory stays between parts.
         part: Which part.
+
+    Raises:
+        MissingError: There is no trajectory to verify.
     """
     job, path = Job.of(settings), folder / METHOD
     clock = Clock(job.where)
     if part == PROVING:
         return proved(METHOD, job, prove(job, cleared(path)))
-    if not finished(path):
-        prove(job, cleared(path))
+    if not kept(folder):
+        raise unproved(METHOD)
     with clock.phase("calibrating"):
         allowed = calibrated(path, job, elsewhere=settings.get("elsewhere"))
     if part == FULL:
@@ -258,6 +267,11 @@ def run_part(settings: Mapping[str, Any], folder: Path, part: str) -> dict[str, 
     else:
         found = checked(sampled=verify(path, job, Options(_top(settings), allowed)))
     return {"method": METHOD, **found, "calibrating_seconds": clock.total()}
+
+
+def kept(folder: Path) -> bool:
+    """Whether `proving` has left a whole trajectory in a folder."""
+    return finished(folder / METHOD)
 
 
 def _top(settings: Mapping[str, Any]) -> int:

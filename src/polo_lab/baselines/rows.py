@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from polo.errors import MissingError
 from polo_lab.baselines.cheats import CHEATS, Cheated
 from polo_lab.baselines.job import Job
 from polo_lab.baselines.trajectory import Recorded
@@ -30,6 +31,18 @@ def checked(*, full: Verdict | None = None, sampled: Verdict | None = None) -> d
     """What verifying took, all of it or some."""
     found = {"verify_all": full, "verify_sampled": sampled}
     return {name: verdict.row() for name, verdict in found.items() if verdict is not None}
+
+
+def unproved(method: str) -> MissingError:
+    """The error for a part that verifies a trajectory which nobody has left.
+
+    Proving first would take as long as training, for a caller who has time for one part.
+    """
+    return MissingError(
+        f"no trajectory of {method} was left here to verify",
+        advice=f"Measure all parts of it on one machine: polo-lab run timing --only method={method}"
+        f" --only part={','.join(PARTS)} --rerun",
+    )
 
 
 def judged(

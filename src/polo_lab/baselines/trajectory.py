@@ -218,9 +218,9 @@ class Trajectory:
         batches = self._job.batches(self.indices(segment))
         stepper.steps(first, batches, lambda at: self._order.seed(first + at))
 
-    def size(self, at: int) -> int:
-        """Bytes of the files of a boundary."""
-        files = self._path.glob(f"{at:06d}.*")
+    def size(self, at: int, kind: str = "*") -> int:
+        """Bytes of the files of a boundary, or of one kind of them: `model` or `rest`."""
+        files = self._path.glob(f"{at:06d}.{kind}")
         return sum(file.stat().st_size for file in files)
 
     def _read_indices(self) -> Indices:

@@ -48,7 +48,10 @@ def cifar10() -> Dataset:
     for found, read in ((_BATCHES, records), (_PACKED, partial(pictures.strips, side=32))):
         if paths := _found(found):
             return Dataset("cifar10", "CIFAR-10", 10, partial(_checked, paths, read))
-    raise _missing("CIFAR-10", BINARY, "cifar-10-batches-py")
+    packed = ", ".join(name for names in _PACKED.values() for name in names)
+    error = _missing("CIFAR-10", f"{BINARY} or {packed}", "cifar-10-batches-py")
+    error.advice += _absent(_BATCHES) + _absent(_PACKED)
+    raise error
 
 
 def cifar100() -> Dataset:
@@ -99,6 +102,15 @@ def _found(names: Mapping[str, Sequence[str]]) -> dict[str, list[Path]]:
     paths = {part: [files.find(name) for name in wanted] for part, wanted in names.items()}
     whole = {part: [path for path in found if path] for part, found in paths.items()}
     return whole if whole == paths else {}
+
+
+def _absent(names: Mapping[str, Sequence[str]]) -> str:
+    """Which files of a form are not there, where others of it are; else nothing."""
+    wanted = [name for part in names.values() for name in part]
+    absent = [name for name in wanted if not files.find(name)]
+    if len(absent) == len(wanted):
+        return ""
+    return f" Of {len(wanted)} files {len(absent)} are not there: {', '.join(absent)}."
 
 
 def _checked(paths: Mapping[str, Sequence[Path]], read: Callable[[Path], Part], name: str) -> Part:

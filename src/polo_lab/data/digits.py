@@ -1,9 +1,23 @@
-"""Handwritten digits: 1,797 real images of 8 × 8, which scikit-learn brings along."""
+"""Handwritten digits: 1,797 real images of 8 × 8.
+
+They are read from `sklearn_digits.npz` where the folder of data sets has it; else scikit-learn
+brings them along. Both hold the same images.
+"""
+
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from polo.errors import MissingError
+from polo_lab.data import files
 from polo_lab.data.dataset import Dataset, Part
+
+PACKED = "sklearn_digits.npz"
+_DIGEST = "57818b895e02e2df598c07b98eb5912551dda4e766537477094e8c68d1b14d42"
+
+Arrays = tuple[NDArray[Any], NDArray[Any]]
+"""All images and their labels."""
 
 _TEST_EVERY = 4
 _BRIGHTER = 15
@@ -36,14 +50,29 @@ def enlarged(name: str, title: str, channels: int, side: int) -> Dataset:
 
 
 def _part(part: str) -> Part:
+    images, labels = _packed() or _brought_along()
+    chosen = (np.arange(len(labels)) % _TEST_EVERY == 0) == (part == "test")
+    return Part(images[chosen][:, None].astype(np.uint8), labels[chosen].astype(np.int64))
+
+
+def _packed() -> Arrays | None:
+    """What the packed file holds; None if it is not there."""
+    path = files.folder() / PACKED
+    if not path.is_file():
+        return None
+    images, labels = files.arrays(path, "images", "label", digest=_DIGEST)
+    return images, labels
+
+
+def _brought_along() -> Arrays:
+    """What scikit-learn holds."""
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise MissingError(
-            "digits need scikit-learn", advice="pip install 'polo-proof[quickstart]'"
+            "digits need scikit-learn",
+            advice=f"pip install 'polo-proof[quickstart]', or let POLO_DATA name the folder that "
+            f"holds {PACKED}; see docs/laboratory.md.",
         ) from error
     found = load_digits()
-    images = np.asarray(found.images).astype(np.uint8)[:, None]
-    labels = np.asarray(found.target).astype(np.int64)
-    chosen = (np.arange(len(labels)) % _TEST_EVERY == 0) == (part == "test")
-    return Part(images[chosen], labels[chosen])
+    return np.asarray(found.images), np.asarray(found.target)

@@ -56,16 +56,20 @@ def _unit(pair: str, scheme: str, bits: int, epochs: int, seed: int) -> Settings
 def measure(settings: Settings, bench: Bench) -> Measured:
     """Train a chain, attack it in every way, and read all marks."""
     victim, folder = victim_of(settings, bench), bench.folder
+    times = {"training": victim.seconds}
     found: dict[str, Sequence[float]] = {"kept": _kept(victim, folder)}
     for name, row in _attacked(victim, folder, quick=bench.quick):
         found[name] = [stage["owner_eta"] for stage in row["stages"]]
+        times[name] = row["attack_seconds"]
         if name in ("ofa", "wma"):
             found["sealed"] = [stage["owner_eta_before"] for stage in row["stages"]]
             found[f"forged-{name}"] = [stage["thief_eta"] for stage in row["stages"]]
-    other = plain.prove(victim.job).model
+    other = plain.prove(victim.job)
+    times["plain"] = sum(other.seconds.values())
     shards = range(1, victim.shards + 1)
-    found["stranger"] = [victim.reading(shard, other).eta for shard in shards]
-    return Measured({"etas": found, "shards": victim.shards, "accuracy": victim.made.accuracy})
+    found["stranger"] = [victim.reading(shard, other.model).eta for shard in shards]
+    figures = {"etas": found, "shards": victim.shards, "accuracy": victim.made.accuracy}
+    return Measured(figures, times)
 
 
 def _kept(victim: Victim, folder: Path) -> list[float]:

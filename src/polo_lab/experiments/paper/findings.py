@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from polo_lab.experiments.lines import CRASHED, DIVERGED, Recording
-from polo_lab.experiments.paper import comparison, eta_ver, fidelity, published
+from polo_lab.experiments.paper import comparison, eta_ver, fidelity, published, sweeps
 from polo_lab.experiments.paper.targets import MARKS, TESTS
 
 CLOSE = 0.005
@@ -49,8 +49,8 @@ def _compared(recording: Recording) -> Iterator[str]:
             yield f"{method}: the paper's ticks do not reproduce: {'; '.join(lost)}."
         if won:
             yield (
-                f"{method}: the paper's crosses do not reproduce: {'; '.join(won)}. Stronger "
-                "attacks of the literature were not run."
+                f"{method}: crosses of the paper that nothing here shows: {'; '.join(won)}. That "
+                "refutes none of them: stronger attacks of the literature were not run."
             )
     yield from _chained({x.settings["method"]: x.figures["properties"] for x in recording.done})
 
@@ -89,8 +89,9 @@ def _shards(rows: Sequence[Row]) -> Iterator[str]:
     if every:
         yield (
             f"The paper's shard rates do not come out: every epoch ends in a shard in {every} of "
-            f"{len(rows)} rows, since the finishing step turns what training has not. "
-            "`learning-rate` and `eta-g` are without that step."
+            f"{len(rows)} rows. Both finish a mark by an edit, the paper's δW; it does not say how "
+            "δW is computed, and ours turns in closed form whatever training has not. "
+            "`learning-rate` and `eta-g` are measured with that edit and without."
         )
 
 
@@ -153,19 +154,42 @@ def _taken(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _swept(name: str, setting: str, does: str, found: Mapping[str, Recording]) -> Iterator[str]:
-    """Whether shard rates go the way that the paper says."""
+    """Whether shard rates go the way that the paper says, and what its δW does to them."""
     rows = [line.values for line in found[name].done]
-    for pair in dict.fromkeys(row["pair"] for row in rows):
-        own = sorted((row for row in rows if row["pair"] == pair), key=lambda row: row[setting])
+    for pair, finish in dict.fromkeys((row["pair"], row["finish"]) for row in rows):
+        same = (row for row in rows if (row["pair"], row["finish"]) == (pair, finish))
+        own = sorted(same, key=lambda row: row[setting])
         rates = [row["shard_rate"] for row in own]
         if len(rates) < 2:
             continue
         right = sorted(rates, reverse=does == "lowers") == rates and rates[0] != rates[-1]
         told = ", ".join(f"{row['shard_rate']:.0%} at {row[setting]:g}" for row in own)
         yield (
-            f"{name}, {pair}: that more {does} |s| {'comes' if right else 'does not come'} out: "
-            f"{told}."
+            f"{name}, {pair} {sweeps.named(finish)} δW: that more {does} |s| "
+            f"{'comes' if right else 'does not come'} out: {told}."
         )
+    yield from _slower(name, setting, rows)
+
+
+def _slower(name: str, setting: str, rows: Sequence[Row]) -> Iterator[str]:
+    """How many times as long shards take where no edit ends them."""
+    rates = {(row["pair"], row[setting], row["finish"]): row["shard_rate"] for row in rows}
+    low, high = sweeps.SLOWER
+    for pair in dict.fromkeys(row["pair"] for row in rows):
+        both = [
+            (rates[pair, at, True], rate)
+            for (own, at, finish), rate in rates.items()
+            if own == pair and not finish and (pair, at, True) in rates
+        ]
+        times = [rate / alone for rate, alone in both if alone]
+        never = len(both) - len(times)
+        told = [f"{min(times):.1f} to {max(times):.1f} times as long"] if times else []
+        told += [f"for ever in {never} of {len(both)} runs, which end no shard"] if never else []
+        if told:
+            yield (
+                f"{name}, {pair}: without δW shards take {', and '.join(told)}; the paper says "
+                f"{low} to {high} times."
+            )
 
 
 def _thresholds(recording: Recording) -> Iterator[str]:

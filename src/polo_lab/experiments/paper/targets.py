@@ -1,6 +1,8 @@
 """What is aimed at, and whether recorded runs reach it. Without a run nothing is said.
 
-Times are judged only where a run had the machine to itself.
+Times are judged only where a run had the machine to itself, and only against times of the same
+engine: rows of `timing`, which step without a compiler, against each other, and rows of `fidelity`,
+which are compiled, against their own training.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,7 +19,7 @@ PLAIN = 0.945
 
 MARKS, TESTS, FULL, SAMPLED = 0.02, 1.3, 15.0, 50.0
 """Marks verified in a part of generation, at most; with all tests in a multiple of bare tests, at
-most; and how many times faster than full replay, all shards and sampled, at least."""
+most; and how many times as fast as full replay, all shards and sampled, at least."""
 
 Row = Mapping[str, Any]
 
@@ -31,14 +33,19 @@ def of_ours(found: Mapping[str, Recording]) -> Iterator[str]:
         yield from _verified(row)
     for replay in timed:
         if replay["method"] == pol_vanilla.METHOD and "verify_all" in replay:
-            own = [row for row in timed if row["method"] == chain.METHOD]
-            for row in (*own, *marked):
-                yield _replayed(row, replay)
+            for row in timed:
+                if row["method"] == chain.METHOD and _comparable(row, replay):
+                    yield _replayed(row, replay)
 
 
 def _headline(row: Row) -> bool:
     """Whether a run is one of the headline, of full length, and was alone."""
     return bool(row["pair"] == HEADLINE and row["epochs"] >= LONG and row["at_once"] == "1")
+
+
+def _comparable(row: Row, replay: Row) -> bool:
+    """Whether two runs of `timing` are of the same training on such a machine."""
+    return all(row[name] == replay[name] for name in ("pair", "epochs", "seed", "gpu"))
 
 
 def _answer(reached: bool) -> str:
@@ -65,18 +72,17 @@ def _verified(row: Row) -> Iterator[str]:
     yield (
         f"{named}: with the tests of all shards verification takes at most {TESTS:g} times the "
         f"bare tests: {_answer(whole <= TESTS)}, {whole:.2f} times ({row['verify_all']:.2f} s; "
-        f"bare tests {bare:.2f} s)."
+        f"bare tests {bare:.2f} s). That is {row['verify_all'] / row['training']:.2%} of its own "
+        f"training, and {row['verify_sample'] / row['training']:.2%} where shards are sampled."
     )
 
 
 def _replayed(row: Row, replay: Row) -> str:
-    """PoLO's verification against full replay of a run as long."""
-    sampled = "verify_sampled" if "verify_sampled" in row else "verify_sample"
+    """PoLO's verification against full replay of a run as long, by the same engine."""
     took = replay["verify_all"]
-    full, some = took / row["verify_all"], took / row[sampled]
-    source = "timing" if "method" in row else "fidelity"
+    full, some = took / row["verify_all"], took / row["verify_sampled"]
     return (
-        f"{_named(source, row)}: verifying all shards is at least {FULL:g} times as fast as full "
+        f"{_named('timing', row)}: verifying all shards is at least {FULL:g} times as fast as full "
         f"replay, which takes {took:.1f} s: {_answer(full >= FULL)}, {full:.1f} times; sampled at "
         f"least {SAMPLED:g} times: {_answer(some >= SAMPLED)}, {some:.1f} times."
     )

@@ -15,7 +15,7 @@ from typing import Any
 
 from polo_lab.baselines import chain, plain, pol_hash, pol_vanilla, watermark_only, zk
 from polo_lab.baselines.job import Job
-from polo_lab.baselines.rows import PARTS
+from polo_lab.baselines.rows import PARTS, PROVING, unproved
 from polo_lab.experiments import machine
 from polo_lab.experiments.experiment import Bench, Experiment, Measured
 from polo_lab.experiments.lines import Line, Recording, Settings
@@ -44,10 +44,11 @@ def units(quick: bool) -> Iterable[Settings]:
         yield from _methods(QUICK, 2, 256)
         return
     yield from _methods(HEADLINE, LONG, BITS[0])
-    for bits, pair in itertools.product(BITS, GRID):
-        for unit in _methods(pair, _SHORT, bits):
-            if unit["bits"] or bits == BITS[0]:
-                yield unit
+    for pair in GRID:
+        yield from _methods(pair, _SHORT, BITS[0])
+    # The smaller sizes of a pair are neighbours, so that its data are read once for both.
+    for pair, bits in itertools.product(GRID, BITS[1:]):
+        yield from (unit for unit in _methods(pair, _SHORT, bits) if unit["bits"])
 
 
 def _methods(pair: str, epochs: int, bits: int) -> Iterator[Settings]:
@@ -66,7 +67,16 @@ def _methods(pair: str, epochs: int, bits: int) -> Iterator[Settings]:
 
 
 def measure(settings: Settings, bench: Bench) -> Measured:
-    """Prove and verify by one method."""
+    """Prove and verify by one method.
+
+    Raises:
+        MissingError: A part is asked for whose trajectory is not here. It is said before anything
+            is trained: proving anew would take longer than a call may.
+    """
+    if settings.get("part", PROVING) != PROVING:
+        method = settings["method"]
+        if not REPLAYED[method].kept(_kept(settings, bench)):
+            raise unproved(method)
     pair = PAIRS[settings["pair"]]
     asked = {**pair.job(settings["epochs"], settings["seed"]), **_marks(settings)}
     if settings["epochs"] >= LONG:
@@ -92,14 +102,19 @@ def _whole(settings: Settings, asked: dict[str, Any], bench: Bench) -> dict[str,
 
 def _part(settings: Settings, asked: dict[str, Any], bench: Bench) -> dict[str, Any]:
     """One part; the trajectory stays for the next ones, which another call may measure."""
-    name = "-".join(str(settings[key]).replace("/", "-") for key in _KEY)
-    # What another version made, or another device, is not what this one would verify.
-    name += "-" + hashlib.sha256(repr(machine.describe()).encode()).hexdigest()[:12]
-    folder = bench.kept(f"timing-{name}")
+    folder = _kept(settings, bench)
     row: dict[str, Any] = REPLAYED[settings["method"]].run_part(asked, folder, settings["part"])
     if settings["part"] == PARTS[-1]:
         shutil.rmtree(folder, ignore_errors=True)
     return row
+
+
+def _kept(settings: Settings, bench: Bench) -> Path:
+    """Where the parts of a run leave their trajectory."""
+    name = "-".join(str(settings[key]).replace("/", "-") for key in _KEY)
+    # What another version made, or another device, is not what this one would verify.
+    name += "-" + hashlib.sha256(repr(machine.describe()).encode()).hexdigest()[:12]
+    return bench.kept(f"timing-{name}")
 
 
 def _marks(settings: Settings) -> dict[str, Any]:
@@ -137,12 +152,13 @@ with SGD and texts with AdamW. *At once*: how many runs shared the machine."""
 
 
 def rows(recording: Recording) -> list[dict[str, Any]]:
-    """Values of every method's run, its parts together."""
+    """Values of every method's run, its parts together, with the GPU of the last one."""
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     for line in recording.done:
         row = found.setdefault(tuple(line.settings[name] for name in _KEY), {"at_once": "1"})
         shared = max(row["at_once"], at_once(line), key=int)
-        row |= {**line.values, "at_once": shared}
+        gpu = line.machine["gpu"] if line.machine else ""
+        row |= {**line.values, "at_once": shared, "gpu": gpu}
     return list(found.values())
 
 
