@@ -107,6 +107,9 @@ def test_data_that_a_verifier_would_refuse_are_named_before_anything_is_trained(
         ({"image": image[few], "label": label[few]}, "data: 1339 of 1347 samples repeat another"),
         ({"image": traced, "label": label[few]}, "copies: about 12% of 64 samples teach"),
         ({"picture": image, "label": label}, "trains on other columns than these data have"),
+        ({"image": image * np.float32("nan"), "label": label}, "image holds what is no number"),
+        ({"image": image, "label": label[:7]}, "columns of different lengths"),
+        ({"image": image[:0], "label": label[:0]}, "0 samples"),
     ):
         np.savez(tmp_path / "train.npz", **rows)
         given = (tmp_path / "train.npz", "--out", tmp_path / "data", "--task", "digits")

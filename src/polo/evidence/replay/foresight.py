@@ -5,15 +5,18 @@ The same checks as in level replay, on all samples and on one batch, before anyt
 
 from collections.abc import Iterator
 from secrets import SystemRandom
+from typing import Any
 
 import numpy as np
 import torch
 
+from polo.evidence.replay.data import DataSource
 from polo.evidence.replay.distinct import LEAST_DISTINCT, duplicates
 from polo.evidence.replay.engine import quiet_generators
 from polo.evidence.replay.likeness import EXACT, likeness
 from polo.evidence.replay.samples import Rows, SampleOpening, columns_of, tensors
 from polo.evidence.replay.stepping import Batch, slopes
+from polo.protocol.digest import SIZE
 from polo.tasks import Task
 from polo.tasks.training import Screening, Trainable, inputs_of
 
@@ -27,14 +30,20 @@ def objections(task: Task, rows: Rows) -> Iterator[str]:
     Args:
         task: The verifier's task.
         rows: All samples, column by column.
+
+    Raises:
+        PoloError: They are no data that anybody could commit to.
     """
+    count = DataSource(rows, bytes(SIZE)).samples
     if not isinstance(task, Trainable):
         yield f"the task {task.name!r} cannot be replayed: it has no columns or no train_step"
         return
     if columns_of(rows) != tuple(task.columns):
         yield f"the task {task.name!r} trains on other columns than these data have"
         return
-    count = len(next(iter(rows.values())))
+    if endless := [name for name in sorted(rows) if not _finite(rows[name])]:
+        yield f"column {endless[0]} holds what is no number"
+        return
     contents = SampleOpening(np.arange(count), rows, (), ()).contents
     repeated = duplicates(contents.values())
     if 1 - repeated / count < LEAST_DISTINCT:
@@ -42,6 +51,10 @@ def objections(task: Task, rows: Rows) -> Iterator[str]:
     yield from _refused(task, rows, count)
     with quiet_generators():
         yield from _alike(task, rows, count)
+
+
+def _finite(values: "np.ndarray[Any, Any]") -> bool:
+    return values.dtype.kind != "f" or bool(np.isfinite(values).all())
 
 
 def _refused(task: Task, rows: Rows, count: int) -> Iterator[str]:

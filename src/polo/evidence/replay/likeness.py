@@ -63,11 +63,11 @@ class Bounds:
 
 
 EXACT: Final = Bounds(1 / 3, 1 / 2)
-"""To the bit, a third of the work is done for every row: so who shares the rest among fewer
-families than this saves at least half."""
+"""To the bit, a third of the work is done for every row. Who shares the rest saves half with a
+quarter as many families as rows; the bound lies above that, since the part is estimated."""
 
 FORGIVEN: Final = Bounds(0.6, 0.75)
-"""Within an allowance all of the work can be shared."""
+"""Within an allowance all of the work can be shared: half is saved with half as many families."""
 
 
 @dataclass(frozen=True)
