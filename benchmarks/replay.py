@@ -60,8 +60,8 @@ def run(quick: bool) -> Iterator[Figure]:
 def _sizes(quick: bool) -> Iterator[tuple[LabTask, Size]]:
     if torch.cuda.is_available() and not quick:
         cifar, title = Cifar(), "ResNet-18, CIFAR-10"
-        yield cifar, Size(title, _plan(cifar, 0.05, 10_000, shards=10, every=EVERY), 0.10)
         yield cifar, Size(title, _plan(cifar, 0.05, 20_000, shards=26, every=EVERY), 0.05)
+        yield cifar, Size(title, _plan(cifar, 0.05, 10_000, shards=10, every=EVERY), 0.10)
         return
     digits, title = DigitsConv(), "convolutional network, digits"
     if quick:
