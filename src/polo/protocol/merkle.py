@@ -79,7 +79,7 @@ def root_from_multiproof(
         raise FormatError(error.message, place=place) from error
     hashes = iter(proof)
     try:
-        result = _fold(indices, wanted, hashes, 0, count)
+        result = _fold(indices, wanted, hashes, count)
     except StopIteration as error:
         raise FormatError("the Merkle path is too short", place=place) from error
     if next(hashes, None) is not None:
@@ -88,8 +88,21 @@ def root_from_multiproof(
 
 
 def multiproof_length(count: int, wanted: Sequence[int]) -> int:
-    """How many hashes a multiproof of these leaves has."""
-    return _count(wanted, 0, count)
+    """How many hashes a multiproof of these leaves has.
+
+    Args:
+        count: Number of leaves in the whole tree.
+        wanted: Distinct leaf indices in increasing order.
+    """
+    if not wanted:
+        return 1
+    length, level = 0, wanted
+    while count > 1:
+        # A node needs its sibling's hash unless that is known, too; an odd last one has none.
+        parents = list(dict.fromkeys(index >> 1 for index in level))
+        length += 2 * len(parents) - len(level) - (count % 2 and level[-1] == count - 1)
+        count, level = (count + 1) // 2, parents
+    return length
 
 
 def _check_indices(wanted: Sequence[int], count: int) -> None:
@@ -105,15 +118,11 @@ def _split(low: int, high: int) -> int:
     return low + (1 << ((high - low - 1).bit_length() - 1))
 
 
-def _empty(wanted: Sequence[int], low: int, high: int) -> bool:
-    at = bisect_left(wanted, low)
-    return at == len(wanted) or wanted[at] >= high
-
-
 def _siblings(
     leaves: Sequence[bytes], wanted: Sequence[int], low: int, high: int
 ) -> Iterator[bytes]:
-    if _empty(wanted, low, high):
+    at = bisect_left(wanted, low)
+    if at == len(wanted) or wanted[at] >= high:
         yield root(leaves[low:high])
     elif high - low > 1:
         middle = _split(low, high)
@@ -122,25 +131,19 @@ def _siblings(
 
 
 def _fold(
-    indices: Sequence[int],
-    wanted: Mapping[int, bytes],
-    hashes: Iterator[bytes],
-    low: int,
-    high: int,
+    indices: Sequence[int], wanted: Mapping[int, bytes], hashes: Iterator[bytes], count: int
 ) -> bytes:
-    if _empty(indices, low, high):
-        return next(hashes)
-    if high - low == 1:
-        return wanted[low]
-    middle = _split(low, high)
-    left = _fold(indices, wanted, hashes, low, middle)
-    return node(left, _fold(indices, wanted, hashes, middle, high))
+    """The root of a tree of which some leaves are known, and the roots of all else."""
 
+    def fold(low: int, high: int, first: int, last: int) -> bytes:
+        """The root of the leaves `low` to `high`; the known ones are `indices[first:last]`."""
+        if first == last:
+            return next(hashes)
+        if high - low == 1:
+            return wanted[low]
+        middle = _split(low, high)
+        cut = bisect_left(indices, middle, first, last)
+        left = fold(low, middle, first, cut)
+        return node(left, fold(middle, high, cut, last))
 
-def _count(wanted: Sequence[int], low: int, high: int) -> int:
-    if _empty(wanted, low, high):
-        return 1
-    if high - low == 1:
-        return 0
-    middle = _split(low, high)
-    return _count(wanted, low, middle) + _count(wanted, middle, high)
+    return fold(0, count, 0, len(indices))

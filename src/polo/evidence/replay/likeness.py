@@ -224,15 +224,17 @@ class _Sketch:
 
     def __call__(self, slopes: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The few numbers, in main memory."""
-        total = torch.zeros(_WIDTH)
+        # Summed up where the gradients are: one wait for a device, not one for each tensor.
+        sums: dict[torch.device, torch.Tensor] = {}
         for name, slope in self._flat(slopes):
             if name not in self._places:
                 drawn = torch.randint(0, 2 * _WIDTH, slope.shape, generator=self._generator)
                 self._places[name] = drawn.to(slope.device)
-            sums = torch.zeros(2 * _WIDTH, device=slope.device)
-            sums.index_add_(0, self._places[name], slope)
-            total += (sums[:_WIDTH] - sums[_WIDTH:]).cpu()
-        return total
+            if slope.device not in sums:
+                sums[slope.device] = torch.zeros(2 * _WIDTH, device=slope.device)
+            sums[slope.device].index_add_(0, self._places[name], slope)
+        total = sum((each.cpu() for each in sums.values()), torch.zeros(2 * _WIDTH))
+        return total[:_WIDTH] - total[_WIDTH:]
 
     @staticmethod
     def _flat(slopes: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
