@@ -123,6 +123,7 @@ def test_both_forms_of_cifar10_are_the_same_and_must_be_cifar10(
     }
     monkeypatch.setattr(cifar, "_DIGESTS", wanted)
     packed = data.load("cifar10")
+    assert len(cifar.some("train").labels) == 20
     first = (packed.train.inputs[:, :, 0, 0] == images[:, 0, 0]).all()
     assert first
     digest = packed.digest
@@ -134,6 +135,15 @@ def test_both_forms_of_cifar10_are_the_same_and_must_be_cifar10(
     (where / "test_batch.bin.xz").write_bytes(lzma.compress(rows[:5].tobytes()))
     monkeypatch.setenv("POLO_DATA", str(folder / "again"))
     assert data.load("cifar10").digest == digest
+
+
+def test_a_short_run_may_have_some_of_the_binary_files(folder: Path) -> None:
+    (folder / cifar.BINARY).mkdir()
+    made = records(folder / cifar.BINARY / "data_batch_2.bin", 30, 10)
+    assert (cifar.some("train").labels == made[:, 0]).all()
+    with pytest.raises(MissingError) as caught:
+        cifar.some("test")
+    assert "test_batch.bin" in caught.value.advice
 
 
 def test_what_is_missing_of_cifar10_is_named(folder: Path) -> None:

@@ -129,6 +129,15 @@ def test_the_page_says_what_holds_and_what_does_not() -> None:
     assert "No classifier told its blocks from unmarked ones." in page
 
 
+def test_a_sweep_has_the_seeds_that_all_of_its_rows_have() -> None:
+    light = replace(MARKED, load=31_250, accuracy=0.95)
+    more = [replace(MARKED, seed=seed, accuracy=0.90) for seed in (2, 3)]
+    page = page_of(UNMARKED, light, MARKED, *more)
+    sweep = page.split("#### By load")[1].split("####")[0]
+    assert "| ednn | 256 | 0.03125 | 0.001 | 0.4 | -2.0 |" in sweep
+    assert "| ednn | 256 | 0.125 | 0.001 | 0.4 | -1.0 |" in sweep, "seeds 2 and 3 have no light one"
+
+
 def test_loads_are_compared_size_by_size() -> None:
     light = replace(MARKED, load=31_250, edit=0.1, residual_mean=0.99, thief_mean=0.8)
     heavy = replace(MARKED, load=500_000, edit=0.4, shards=6, residual_mean=0.9, thief_mean=0.95)

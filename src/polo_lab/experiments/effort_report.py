@@ -103,10 +103,11 @@ def _setting(recording: Recording, rows: Sequence[Row]) -> Iterator[str]:
     lines = ["Tasks:"]
     for task in dict.fromkeys(row.task for row in rows):
         entry, own = TASKS[task], [row for row in rows if row.task == task]
-        steps = median([row.honest_steps for row in own if row.honest_steps] or [0])
+        lengths = sorted({row.honest_steps for row in own if row.honest_steps} or {0})
+        steps = " to ".join(str(count) for count in dict.fromkeys((lengths[0], lengths[-1])))
         optimizers = ", ".join(sorted({row.optimizer for row in own}))
         schedules = ", ".join(sorted({row.schedule for row in own}))
-        lines.append(f"- {task}: {entry.title}; {steps:.0f} steps; {optimizers}; {schedules}.")
+        lines.append(f"- {task}: {entry.title}; {steps} steps; {optimizers}; {schedules}.")
     yield "\n".join([lines[0], "", *lines[1:]])
 
 

@@ -1,7 +1,7 @@
 """What recorded trainings say about schemes, in sentences; every number comes from the rows."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from polo.checks import counted
@@ -139,7 +139,7 @@ def _about(groups: Sequence[Group]) -> Iterator[str]:
 
 
 def by_load(groups: Sequence[Group]) -> list[Group]:
-    """Groups of one scheme and λ put together by load, each over the sizes that all loads have."""
+    """Groups of one scheme and λ put together by load: sizes and seeds that all loads have."""
     return _swept(groups, lambda g: (g.scheme, g.strength, g.budget), lambda g: g.load)
 
 
@@ -160,16 +160,21 @@ def _swept(
     for kind in dict.fromkeys(map(same, groups)):
         own = [group for group in groups if same(group) == kind]
         parts = [[g for g in own if along(g) == x] for x in sorted({along(g) for g in own})]
-        sizes = set.intersection(*({group.bits for group in part} for part in parts))
-        if len(parts) > 1 and sizes:
-            found += [_together([g for g in part if g.bits in sizes]) for part in parts]
+        # A mean over other sizes or seeds would say more about those than about what was varied.
+        common = set.intersection(*({_cell(row) for g in part for row in g.rows} for part in parts))
+        if len(parts) > 1 and common:
+            found += [_together(part, common) for part in parts]
     return found
 
 
-def _together(groups: Sequence[Group]) -> Group:
-    """Groups of several sizes as one."""
-    rows = tuple(row for group in groups for row in group.rows)
-    return replace(groups[0], rows=rows, sizes=tuple(sorted(group.bits for group in groups)))
+def _cell(row: Row) -> tuple[int, int]:
+    return row.bits, row.seed
+
+
+def _together(groups: Sequence[Group], common: Collection[tuple[int, int]]) -> Group:
+    """Groups of several sizes as one, with what others have, too: sizes and seeds."""
+    rows = tuple(row for group in groups for row in group.rows if _cell(row) in common)
+    return replace(groups[0], rows=rows, sizes=tuple(sorted({row.bits for row in rows})))
 
 
 def of_defaults(groups: Sequence[Group]) -> Iterator[str]:

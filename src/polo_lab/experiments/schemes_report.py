@@ -224,8 +224,8 @@ _TOGETHER: dict[str, Callable[[Group], str]] = {
 }
 
 _SWEPT: tuple[tuple[str, Callable[[Sequence[Group]], list[Group]]], ...] = (
-    ("By load, over all sizes that fit", schemes_findings.by_load),
-    ("By λ, over all sizes that fit", schemes_findings.by_strength),
-    ("By finishing budget, over all sizes that were tried", schemes_findings.by_budget),
+    ("By load, over sizes and seeds that all have", schemes_findings.by_load),
+    ("By λ, over sizes and seeds that all have", schemes_findings.by_strength),
+    ("By finishing budget, over sizes and seeds that all have", schemes_findings.by_budget),
 )
 """Tables that put sizes together, and what makes their rows."""

@@ -1,8 +1,8 @@
 """CIFAR-10 and ResNet-18: the largest task of the laboratory; it wants a GPU.
 
-The folder that `POLO_DATA` names must hold `cifar-10-batches-bin`, the dataset's binary version:
-records of one byte for the class and 3072 for the image. Of the five training files those that are
-there are used; one is enough for a short run.
+The folder that `POLO_DATA` names must hold the images, in a form that `polo_lab.data.cifar` reads.
+Of the five training files of the binary version those that are there are used; one is enough for a
+short run.
 """
 
 from functools import cached_property
@@ -81,5 +81,5 @@ def _varied(images: torch.Tensor) -> torch.Tensor:
 
 
 def _tensors(part: str) -> Part:
-    images, labels = cifar.some_binary(part)
+    images, labels = cifar.some(part)
     return torch.from_numpy(images), torch.from_numpy(labels)
