@@ -12,7 +12,14 @@ import torch
 from polo.checks import Check
 from polo.evidence.replay import platform
 from polo.evidence.replay.contrast import share
-from polo.evidence.replay.likeness import Likeness, _Sketch, nearest
+from polo.evidence.replay.likeness import (
+    EXACT,
+    FORGIVEN,
+    Likeness,
+    _Sketch,
+    likeness,
+    nearest,
+)
 from polo.evidence.replay.motion import Motion
 from polo.evidence.replay.teaching import Teaching
 from polo.protocol.challenge import Place
@@ -278,6 +285,33 @@ def drawn_from(families: np.ndarray, seed: int) -> Likeness:
     """What is seen of a batch if half of it is compared, at most 256 samples."""
     seen = np.random.default_rng(seed).permutation(families)[: min(256, len(families) // 2)]
     return Likeness(len(families), tuple(np.unique(seen, return_counts=True)[1].tolist()))
+
+
+@pytest.mark.parametrize("bounds", [EXACT, FORGIVEN])
+@pytest.mark.parametrize("rows", [48, 128, 512, 2048])
+def test_copies_that_save_half_show_among_the_samples_that_are_compared_first(
+    bounds: Any, rows: int
+) -> None:
+    free = np.arange(bounds.first(rows)) * (bounds.family - 1)
+    chances = 1 - free / (rows - np.arange(len(free)))
+    assert np.prod(np.clip(chances, 0, 1)) < 1.5e-5
+
+
+@pytest.mark.parametrize(("size", "taken"), [(1, 1 + 32), (4, 1 + 64)])
+def test_the_others_are_compared_where_the_first_are_not_all_different(
+    size: int, taken: int
+) -> None:
+    lessons, calls = torch.randn(128, 50), []
+
+    def slopes(batch: Any) -> dict[str, torch.Tensor]:
+        calls.append(1)
+        return {"w": lessons[batch["input"] // size].sum(0)}
+
+    batch = {"input": torch.arange(128), "label": torch.zeros(128)}
+    found = likeness(slopes, batch, ("input",), tolerance=0.0, drawing=random.Random(1))
+    assert found is not None
+    assert len(calls) == taken
+    assert found.share == pytest.approx(1 / size, rel=0.4)
 
 
 def test_what_goes_into_a_model_is_all_but_its_targets(task: Any) -> None:

@@ -30,6 +30,9 @@ FEWEST = 32
 MOST = 256
 """Samples that are compared, at most."""
 
+MISSED = 1e-5
+"""Chance that those compared first are all different in a batch of copies that save half."""
+
 AROUND = 16
 """Samples of the small batch in which they take their turns."""
 
@@ -56,17 +59,30 @@ class Bounds:
     Attributes:
         least: The part that is asked for, over all batches that were compared.
         clear: From this part on a single batch will do.
+        family: Samples of each family where half of the work is saved.
     """
 
     least: float
     clear: float
+    family: int
+
+    def first(self, rows: int) -> int:
+        """How many samples of a batch are compared first; if all differ, the others need not be.
+
+        Families of equal size are the hardest to notice. In a batch of such ones that save half,
+        two of a family are among so many samples, all but surely.
+
+        >>> EXACT.first(128), EXACT.first(1024), FORGIVEN.first(128)
+        (32, 89, 55)
+        """
+        return math.ceil(math.sqrt(2 * math.log(1 / MISSED) * rows / (self.family - 1)))
 
 
-EXACT: Final = Bounds(1 / 3, 1 / 2)
+EXACT: Final = Bounds(1 / 3, 1 / 2, 4)
 """To the bit, a third of the work is done for every row. Who shares the rest saves half with a
 quarter as many families as rows; the bound lies above that, since the part is estimated."""
 
-FORGIVEN: Final = Bounds(0.6, 0.75)
+FORGIVEN: Final = Bounds(0.6, 0.75, 2)
 """Within an allowance all of the work can be shared: half is saved with half as many families."""
 
 
@@ -139,9 +155,10 @@ def likeness(
         return None
     tried = drawing.sample(range(rows), min(rows, max(FEWEST, rows // 2), MOST))
     compared = _Compared(slopes, batch, {name: batch[name][tried] for name in inputs}, drawing)
+    first = min(len(tried), (FORGIVEN if tolerance else EXACT).first(rows))
     # A step may leave single rows of a batch out; then another place is taken.
     places = drawing.sample(range(compared.size), min(PLACES, compared.size))
-    turns = (compared.at(place, nearest(tolerance)) for place in places)
+    turns = (compared.at(place, nearest(tolerance), first) for place in places)
     return Likeness(rows, next((found for found in turns if found), (len(tried),)))
 
 
@@ -177,21 +194,32 @@ class _Compared:
             self._whole = self._sketch(slopes(self._small))
         self.size = len(next(iter(self._small.values())))
 
-    def at(self, place: int, near: float) -> tuple[int, ...] | None:
+    def at(self, place: int, near: float, first: int) -> tuple[int, ...] | None:
         """Sizes of families, told by gradients; None if nothing in this place matters at all.
 
         Args:
             place: The place in which they take their turns.
             near: How far apart gradients must be, relative to a sample's share.
+            first: How many are compared before the others, which only are if two of them are alike.
         """
-        count = len(next(iter(self._turns.values())))
-        sketches = torch.stack([self._turn(place, row) for row in range(count)])
+        sketches = self._sketches(place, range(first))
         widest = float((sketches - sketches[0]).abs().max())
         if widest <= _ROUNDING * float(self._whole.abs().max()):
             return None
+        families = self._families(sketches, near)
+        count = len(next(iter(self._turns.values())))
+        if first == count or len(families) == first:
+            return families
+        others = self._sketches(place, range(first, count))
+        return self._families(torch.cat((sketches, others)), near)
+
+    def _families(self, sketches: torch.Tensor, near: float) -> tuple[int, ...]:
         apart = (sketches - self._whole).norm(dim=1)
         least = near * max(float(self._whole.norm()) / self.size, float(apart.median()))
         return _families(torch.cdist(sketches, sketches), least)
+
+    def _sketches(self, place: int, rows: range) -> torch.Tensor:
+        return torch.stack([self._turn(place, row) for row in rows])
 
     def _turn(self, place: int, row: int) -> torch.Tensor:
         turn = dict(self._small)

@@ -21,9 +21,10 @@ from polo_lab.schemes.training import Setting
 
 ATTACKS = ("ofa", "wma", "wma-least")
 BITS = (2048, 1024, 512)
-EPOCHS = {HEADLINE: 20}
-_SHORT = 10
-"""Epochs of the owner's chain where it is not the headline's: OFA takes five times as long."""
+EPOCHS = {HEADLINE: 10}
+_SHORT = 4
+"""Epochs of the owner's chain where it is not the headline's: OFA takes five times as long, and
+its time is set against that of the same chain."""
 
 SMALL = (512, 6, 3)
 """Bits, epochs and seeds of what a processor attacks."""

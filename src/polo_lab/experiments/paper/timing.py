@@ -29,7 +29,7 @@ REPLAYED = {m.METHOD: m for m in (pol_vanilla, pol_hash)}
 """Methods whose long runs are taken apart: each part takes as long as training."""
 
 BITS = (2048, 1024, 512)
-_SHORT = 5
+_SHORT = 3
 """Epochs of the grid: verification by replay takes as long again, twice for two methods."""
 
 _KEY = ("pair", "method", "bits", "scheme", "epochs", "seed")
