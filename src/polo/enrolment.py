@@ -36,6 +36,7 @@ from polo.watermark.capacity import Capacity, capacity
 from polo.watermark.mark import check_scheme
 from polo.weights.base import base_root
 from polo.weights.checkpoint import checkpoint_of
+from polo.weights.finite import check_new
 
 if TYPE_CHECKING:
     import torch
@@ -306,6 +307,13 @@ def _check_manifest(terms: Terms) -> None:
 def _carriers(asked: Sequence[str], layout: Layout) -> tuple[str, ...]:
     """The tensors that the caller wants marks in, each once and in the order of the layout."""
     wanted = {asked} if isinstance(asked, str) else set(asked)
+    ties = {tie.alias: tie.name for tie in layout.ties}
+    for name in sorted(wanted & ties.keys()):
+        raise TermsError(
+            f"is tied to {ties[name]}; the two are one tensor, which goes by that name",
+            place=name,
+            advice=f"Name {ties[name]} instead.",
+        )
     unknown = sorted(wanted - layout.index.keys())
     if unknown or not wanted:
         raise TermsError(
@@ -376,6 +384,7 @@ def _subject(
         fits = capacity(task, block=scheme.block, scheme=scheme.name)
         return task, fits, TaskTerms("draft", 1, "metric", ()), None
     model = task.build_model()
+    check_new(model)
     floor = tuple(millionths(least) for least in task.floor)
     about = TaskTerms(task.name, task.version, task.metric, floor)
     layout = checkpoint_of(model).layout

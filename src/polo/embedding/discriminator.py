@@ -48,13 +48,14 @@ class Discriminator:
         self._average = torch.from_numpy(average).to(device)
         self._shares = torch.from_numpy(shares).to(device)
         self._judged = (self._shares[len(self.reference) :] != 0).float().unsqueeze(1)
-        self._scale = torch.ones(len(mark.blocks), 1, device=device)
+        kind = torch.float32
+        self._scale = torch.ones(len(mark.blocks), 1, dtype=kind, device=device)
         random = torch.Generator().manual_seed(int.from_bytes(mark.seed[:8], "little"))
-        first = torch.randn(_UNITS, mark.scheme.block, generator=random)
+        first = torch.randn(_UNITS, mark.scheme.block, generator=random, dtype=kind)
         self._first = (first / first.norm(dim=1, keepdim=True)).to(device)
-        self._offsets = torch.zeros(_UNITS, device=device)
+        self._offsets = torch.zeros(_UNITS, dtype=kind, device=device)
         # Silent until it has learnt something.
-        self._second = torch.zeros(_UNITS, device=device)
+        self._second = torch.zeros(_UNITS, dtype=kind, device=device)
         # Without momentum: the blocks answer to each of its steps, and both would swing.
         layers = [self._first, self._offsets, self._second]
         self._optimizer = torch.optim.Adam(

@@ -35,9 +35,17 @@ class Finished:
     values: torch.Tensor
 
 
+@contextlib.contextmanager
+def _as_usual() -> Iterator[None]:
+    """Make new tensors on the CPU, and such as can be changed, whatever the loop has set."""
+    with torch.device("cpu"), torch.inference_mode(False):
+        yield
+
+
 class Embedder:
     """Presses one mark into a model, step by step."""
 
+    @_as_usual()
     def __init__(
         self,
         terms: Terms,
@@ -113,6 +121,7 @@ class Embedder:
         """Carriers of the mark that get no gradient in this step, or a sparse one."""
         return self._placement.idle()
 
+    @_as_usual()
     @torch.no_grad()
     def read(self) -> Reading:
         """The mark as it is in the model now."""
@@ -124,6 +133,7 @@ class Embedder:
             )
         return self._read(values)
 
+    @_as_usual()
     @torch.no_grad()
     def finish(self) -> Finished:
         """The finishing step, worked out but not yet applied."""
@@ -138,6 +148,7 @@ class Embedder:
         turned = reading.matches - self._read(before).matches
         return Finished(reading, max(0, turned), int(float(edit.max()) * MILLION), after)
 
+    @_as_usual()
     def apply(self, finished: Finished) -> None:
         """Put the finishing step into the model."""
         self._placement.write(finished.values)

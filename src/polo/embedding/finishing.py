@@ -82,7 +82,7 @@ def _multipliers(gram: torch.Tensor, short: torch.Tensor) -> tuple[torch.Tensor,
     target = torch.where(free, short, 0)
     size = target.abs().amax(dim=1, keepdim=True)
     binds = free & (short > 0)
-    diagonal = torch.eye(gram.shape[1], dtype=gram.dtype)
+    diagonal = torch.eye(gram.shape[1], dtype=gram.dtype, device=gram.device)
     # Two bits with one key would make the system singular; so small a ridge shares between them.
     ridge = _RIDGE * torch.diag_embed(gram.diagonal(dim1=1, dim2=2))
     for _ in range(_ROUNDS):

@@ -66,7 +66,8 @@ class Part:
     def write(self, rows: torch.Tensor) -> None:
         """Replace the weights."""
         held = self.parameter.detach()
-        memory_of(held).put_(self.positions(held.stride()), rows.to(held))
+        positions = self.positions(held.stride()).view(-1)
+        memory_of(held).index_copy_(0, positions, rows.reshape(-1).to(held))
 
 
 def memory_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -12,12 +12,13 @@ from polo.embedding.embedder import Embedder, Finished
 from polo.embedding.hook import StepHook
 from polo.errors import ChainError, WeightsError
 from polo.protocol import chain
+from polo.protocol.detection import Reading
 from polo.protocol.records import Enrolment, Nonce, Shard
 from polo.prover.monitor import EmbeddingWarning, Monitor
 from polo.prover.receiving import Receiving
 from polo.prover.recording import Recording
 from polo.prover.results import Progress, Timings
-from polo.prover.sealing import Effort, Evaluate
+from polo.prover.sealing import BelowFloorError, Effort, Evaluate
 from polo.prover.shards import Sealer
 from polo.prover.training import Training
 from polo.storage import received
@@ -176,15 +177,22 @@ class CurrentShard:
 
     def end_epoch(self) -> Progress | None:
         """Note the end of an epoch, see whether steps were made, and seal if the mark is in."""
+        shard = self.sealed
         self.epochs += 1
-        self._catch_up()
-        progress = None
-        if self._embedder:
-            self._check_training()
-            self._monitor.epoch(self.steps, self.total, self._trained)
-            if self._recording:
-                self._recording.check_pace()
-            progress = self._read_and_seal(self._embedder)
+        try:
+            self._catch_up()
+            progress = None
+            if self._embedder:
+                self._check_training()
+                self._monitor.epoch(self.steps, self.total, self._trained)
+                if self._recording:
+                    self._recording.check_pace()
+                progress = self._read_and_seal(self._embedder)
+        except BaseException:
+            # Whoever mends what is wrong ends the same epoch again.
+            if self.sealed == shard:
+                self.epochs -= 1
+            raise
         self._monitor.checked(self._steps, self.total)
         return progress
 
@@ -219,15 +227,28 @@ class CurrentShard:
         shard, goal = self.sealed + 1, self._terms.thresholds.embed
         self.check_finite()
         reading = embedder.read()
-        sealed = None
-        if self.steps >= max(1, self._terms.shards.fewest_steps):
+        sealed, fewest = None, max(1, self._terms.shards.fewest_steps)
+        if self.steps >= fewest:
+            self._monitor.graded()
             finished = None if reading.reaches(goal) else embedder.finish()
             if finished is None or finished.reading.reaches(goal):
-                sealed = self._seal(embedder, finished)
+                sealed = self._sealed_if_good(embedder, finished, reading)
             else:
                 self._monitor.waiting(shard, reading)
+        else:
+            logger.info("shard %d is not sealed yet: %d of %d steps", shard, self.steps, fewest)
         self._timings.sealing += time.perf_counter() - began
         return Progress(shard, reading, sealed)
+
+    def _sealed_if_good(
+        self, embedder: Embedder, finished: Finished | None, reading: Reading
+    ) -> Shard | None:
+        """Seal the shard, unless the model is not as good yet as the terms ask of it."""
+        try:
+            return self._seal(embedder, finished)
+        except BelowFloorError as error:
+            self._monitor.waiting(self.sealed + 1, reading, str(error))
+            return None
 
     def _place(self) -> None:
         """Derive the shard's mark and find its weights in the model, if the nonce is there."""
@@ -257,7 +278,7 @@ class CurrentShard:
         # At 0, 1, 2, 4, 8, … steps: a change is noticed soon, and steps cost nothing by it.
         if not self._steps & (self._steps - 1):
             self.training.glance()
-            self._monitor.pressed(self._embedder.idle())
+            self._monitor.pressed(self._embedder.idle(), graded=self.training.graded)
             if self._recording:
                 self._recording.check()
         if self._recording:

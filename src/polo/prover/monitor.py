@@ -33,10 +33,28 @@ class Monitor:
     _seen: tuple[int, int] = (0, 0)
     _idle: int = 0
     _unpressed: set[str] | None = None
+    _graded: bool = False
 
-    def pressed(self, idle: set[str]) -> None:
-        """Note which carriers the mark could not be added to in a step."""
+    def pressed(self, idle: set[str], *, graded: bool) -> None:
+        """Note which carriers the mark could not be added to in a step.
+
+        Args:
+            idle: Those carriers.
+            graded: Whether anything that the optimizer trains had a gradient.
+        """
         self._unpressed = idle if self._unpressed is None else self._unpressed & idle
+        self._graded = self._graded or graded
+
+    def graded(self) -> None:
+        """Refuse steps that trained nothing: no parameter ever had a gradient in them."""
+        if self._unpressed is not None and not self._graded:
+            raise ChainError(
+                "the optimizer that was attached makes steps, but nothing that it holds has a "
+                "gradient",
+                advice="Attach the model that the loss is computed with, and its optimizer: "
+                "prover.attach(model, optimizer). Was it copied after attach()? Are gradients "
+                "cleared between backward() and step()?",
+            )
 
     def epoch(self, steps: int, total: int, trained: Callable[[], bool]) -> None:
         """Tell a trainer whose optimizer makes no steps: nothing is harmed, and nothing proved.
@@ -78,17 +96,24 @@ class Monitor:
     def sealed(self) -> None:
         """Start over with the next shard."""
         self._readings.clear()
-        self._unpressed = None
+        self._unpressed, self._graded = None, False
         self._seen = (0, self._seen[1])
 
-    def waiting(self, shard: int, reading: Reading) -> None:
-        """Note an epoch after which the shard could not be sealed."""
+    def waiting(self, shard: int, reading: Reading, why: str = "") -> None:
+        """Note an epoch after which the shard could not be sealed.
+
+        Args:
+            shard: The shard.
+            reading: Its mark.
+            why: What it waits for, if not for the mark.
+        """
         self._readings.append(reading)
-        logger.info("shard %d is not sealed yet: η = %.3f", shard, reading.eta)
+        logger.info("shard %d is not sealed yet: %s", shard, why or f"η = {reading.eta:.3f}")
         # After 3, 6, 12, … checks: with checks every few steps there may be thousands.
         rounds, early = divmod(len(self._readings), self.patience)
         if not early and rounds.bit_count() == 1:
-            warnings.warn(self._advice(shard), EmbeddingWarning, stacklevel=5)
+            told = f"shard {shard} has not been sealed for {len(self._readings)} checks: {why}"
+            warnings.warn(told if why else self._advice(shard), EmbeddingWarning, stacklevel=5)
 
     def _advice(self, shard: int) -> str:
         scheme, goal = self.terms.scheme, self.terms.thresholds.embed / 1e6

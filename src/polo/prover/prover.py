@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from polo.checks import counted
 from polo.client.enrolled import LiveEnrolment, load_enrolment
 from polo.errors import (
     ChainError,
@@ -233,7 +234,7 @@ class Prover:
         training = Training(self.terms, model, optimizer, also or {})
         training.check_free(besides=self._training)
         self._current.check_unchanged(training)
-        self._current.evaluate = evaluate or self._current.evaluate
+        self._measure_by(evaluate)
         if self._recording:
             if self._current.steps:
                 raise ChainError("under replay a model can be moved between shards only")
@@ -266,14 +267,26 @@ class Prover:
                 nothing was sealed, and the sealed shards are safe.
         """
         self._check_watched("end_epoch")
-        self._current.evaluate = evaluate or self._current.evaluate
+        self._measure_by(evaluate)
         return self._current.end_epoch()
 
     def check(self, evaluate: Evaluate | None = None) -> Progress | None:
         """Like `end_epoch`, in the middle of an epoch."""
         self._check_watched("check")
-        self._current.evaluate = evaluate or self._current.evaluate
+        self._measure_by(evaluate)
         return self._current.check()
+
+    def _measure_by(self, evaluate: Evaluate | None) -> None:
+        """From now on measure the model so, if something is given."""
+        if evaluate is None:
+            return
+        if not callable(evaluate):
+            raise TermsError(
+                f"evaluate is {str(evaluate)[:40]!r}, and not a function that measures the model",
+                advice="Write for instance evaluate=lambda: accuracy(model); it is called on the "
+                "sealed weights.",
+            )
+        self._current.evaluate = evaluate
 
     def _check_watched(self, what: str) -> None:
         """Refuse to seal weights of which nobody knows how they were trained."""
@@ -327,7 +340,7 @@ class Prover:
         if self._finished:
             raise ChainError("this proof is finished already")
         current = self._current
-        current.evaluate = evaluate or current.evaluate
+        self._measure_by(evaluate)
         if seal and not self._failed:
             self._seal_tail()
         steps = current.steps
@@ -345,6 +358,13 @@ class Prover:
             logger.warning("%d steps after shard %d are outside the proof", steps, self.shards)
         if not manifest.shards:
             logger.warning("no shard was sealed: this proof shows nothing")
+        elif missing := self._missing_shards():
+            warnings.warn(
+                f"{missing}; no verifier accepts the proof so. To train on, make a new Prover on "
+                "the same store",
+                EmbeddingWarning,
+                stacklevel=2,
+            )
         return Proof(self._writer.path, ProofFolder(self._writer.path).manifest())
 
     def close(self) -> None:
@@ -375,10 +395,19 @@ class Prover:
                 stacklevel=3,
             )
 
+    def _missing_shards(self) -> str:
+        """What is to be said if fewer shards are sealed than the terms ask for; else nothing."""
+        fewest = self.terms.shards.least
+        if self.shards >= fewest:
+            return ""
+        return f"only {counted(self.shards, 'shard')} sealed, and the terms ask for {fewest}"
+
     def _hand_in(self, wait: float, *, settled: bool) -> None:
         """Close the chain at the registry, or say that it is still to be done."""
         trouble = "" if settled else self._nonces.trouble or "the last receipt has not come"
-        if settled:
+        if self.enrolment.nonces.kind == "live" and (missing := self._missing_shards()):
+            trouble = f"{missing}, and a chain that is closed takes no more"
+        elif settled:
             try:
                 self._nonces.finish(self._writer.path, wait=wait)
             except DistrustError:

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch.optim import Optimizer
-
 from polo.errors import StoreError
 from polo.privacy import obfuscation
 from polo.protocol.records import Enrolment, Manifest, Start
@@ -17,6 +15,7 @@ from polo.storage import state
 from polo.storage.folder import ProofFolder
 from polo.storage.writer import ProofWriter
 from polo.weights.checkpoint import checkpoint_of
+from polo.weights.finite import check_new
 from polo.weights.hashing import commit
 from polo.weights.loading import load_into
 
@@ -37,6 +36,7 @@ def begin(
         enrolment: The enrolment.
         parent: The proof or file that the model was bought as, to name what differs.
     """
+    check_new(training.model)
     checkpoint = checkpoint_of(training.model)
     commitment = commit(checkpoint)
     check_start(enrolment, commitment, training.model, parent)
@@ -110,7 +110,7 @@ def _put_back(
             raise StoreError(
                 f"the stored weights of shard {shard} are damaged", place=str(writer.path)
             )
-        load_into(training.model, checkpoint)
+        load_into(training.model, checkpoint, check=True)
     path = writer.training_state(shard)
     if path.exists():
         return _restore(training, _read(path), path, root)
@@ -133,7 +133,7 @@ def _restore(training: Training, saved: dict[str, Any], path: Path, root: bytes)
             place=str(path),
             advice="Bring the right state folder back, or remove this file to go on without.",
         )
-    _load_optimizer(training.optimizer, saved["optimizer"], path)
+    _load_optimizer(training, saved["optimizer"], path)
     for name, item in training.also.items():
         if name in saved["also"]:
             _load(repr(name), item, saved["also"][name], path)
@@ -166,10 +166,11 @@ def _damaged(path: Path) -> StoreError:
     )
 
 
-def _load_optimizer(optimizer: Optimizer, saved: Any, path: Path) -> None:
+def _load_optimizer(training: Training, saved: Any, path: Path) -> None:
+    optimizer = training.optimizer
     # Loading may add to the defaults, and schedulers have added to the groups.
     wanted = optimizer.defaults.keys() & optimizer.param_groups[0].keys()
-    _load("the optimizer", optimizer, saved, path)
+    _load("the optimizer", training.stateful, saved, path)
     if any(wanted - group.keys() for group in optimizer.param_groups):
         raise _other_kind("the optimizer", path)
 

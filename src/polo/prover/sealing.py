@@ -26,6 +26,10 @@ METRIC = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,63}")
 LARGEST_METRIC = 1e9
 
 
+class BelowFloorError(ChainError):
+    """The model is not as good yet as the terms ask of the shard."""
+
+
 @dataclass(frozen=True)
 class Sealed:
     """A sealed shard, before its receipt.
@@ -89,7 +93,10 @@ def seal(
         finished: The finishing step, if one is needed.
         setting: What the shard is sealed under.
         effort: What the shard took.
-        evaluate: Measures the sealed weights.
+        evaluate: Measures the sealed weights, in evaluation mode.
+
+    Raises:
+        BelowFloorError: They are below the terms' floor, so that no verifier would accept them.
     """
     shard, terms = setting.nonce.shard, setting.terms
     if finished:
@@ -103,7 +110,8 @@ def seal(
         fraction=terms.noise.fraction,
         sigma=setting.sigma,
     )
-    metrics = _metrics(evaluate, terms.task.metric)
+    metrics = _metrics(model, evaluate, terms.task.metric)
+    _check_floor(metrics, terms, shard)
     checkpoint = checkpoint_of(model)
     reading = _read_back(checkpoint, embedder.mark, setting)
     commitment = commit(checkpoint)
@@ -143,12 +151,37 @@ def _read_back(checkpoint: MemoryCheckpoint, mark: Mark, setting: Setting) -> Re
     return reading
 
 
-def _metrics(evaluate: Evaluate | None, metric: str) -> dict[str, int]:
+def _metrics(model: torch.nn.Module, evaluate: Evaluate | None, metric: str) -> dict[str, int]:
     if evaluate is None:
         return {}
-    measured = evaluate()
+    # A verifier measures in evaluation mode; who forgets it would sign another number.
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        measured = evaluate()
+    finally:
+        for module, mode in modes:
+            module.training = mode
     named = measured if isinstance(measured, Mapping) else {metric: measured}
-    return {_metric_name(name): _millionths(name, value) for name, value in named.items()}
+    found = {_metric_name(name): _millionths(name, value) for name, value in named.items()}
+    if not 0 <= found.get(metric, 0) <= MILLION:
+        raise TermsError(
+            f"evaluate() measured {metric} = {found[metric] / MILLION:g}; a verifier measures a "
+            "rate from 0 to 1 and compares",
+            advice="Return the part that is right, 0.93 for 93 %, on the task's public test. What "
+            "is no rate goes by another name: {'accuracy': 0.93, 'loss': 1.7}.",
+        )
+    return found
+
+
+def _check_floor(metrics: Mapping[str, int], terms: Terms, shard: int) -> None:
+    metric, floor = terms.task.metric, terms.task.floor_of(shard)
+    if metrics.get(metric, floor) < floor:
+        raise BelowFloorError(
+            f"{metric} is {metrics[metric] / MILLION:.4f}, and the terms ask for "
+            f"{floor / MILLION:.4f} in shard {shard}",
+            advice="Train on; the shard is sealed once the model is as good.",
+        )
 
 
 def _metric_name(name: object) -> str:

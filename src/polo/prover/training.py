@@ -7,7 +7,7 @@ it costs no more than a walk over the model.
 """
 
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +18,12 @@ from polo.embedding.placement import check_trained, parameters_of
 from polo.enrolment import capacity_of
 from polo.errors import CapacityError, ChainError, WeightsError
 from polo.protocol.records import Terms
+from polo.prover import admission
 from polo.storage import state
 from polo.watermark.mark import carrier_of
 from polo.weights.base import FrozenBase
 from polo.weights.checkpoint import Checkpoint, checkpoint_of
+from polo.weights.finite import not_finite
 
 _AGAIN = (
     "or attach again, with an optimizer that holds the new ones: prover.attach(model, optimizer)"
@@ -42,32 +44,6 @@ class _Seen:
     dtype: torch.dtype
     device: torch.device
     shape: torch.Size
-
-
-def _check_kinds(model: object, optimizer: object) -> None:
-    """Refuse what is no model or no optimizer, before anything else is asked of it."""
-    steps = all(hasattr(optimizer, name) for name in ("param_groups", "register_step_pre_hook"))
-    if isinstance(model, torch.nn.Module) and steps:
-        return
-    found = f"{type(model).__name__} and {type(optimizer).__name__}"
-    raise ChainError(
-        f"attach() takes a torch.nn.Module and a torch.optim.Optimizer; it got {found}",
-        advice="Write prover.attach(model, optimizer), in this order.",
-    )
-
-
-def _check_also(also: object) -> None:
-    """Refuse what could not be saved and restored beside model and optimizer."""
-    takes = "`also` takes objects with state_dict() and load_state_dict() by name"
-    advice = 'Write for instance also={"scheduler": scheduler}; leave everything else out.'
-    if not isinstance(also, Mapping):
-        raise ChainError(f"{takes}; it got {type(also).__name__}", advice=advice)
-    for name, item in also.items():
-        able = all(callable(getattr(item, way, None)) for way in ("state_dict", "load_state_dict"))
-        if not isinstance(name, str) or not able:
-            raise ChainError(
-                f"{takes}; {name!r} is {type(item).__name__}", place="attach()", advice=advice
-            )
 
 
 class Training:
@@ -93,19 +69,24 @@ class Training:
         also: Mapping[str, Any],
     ) -> None:
         self.model, self.optimizer, self.also = model, inner(optimizer), also
-        _check_kinds(self.model, self.optimizer)
-        _check_also(also)
+        admission.check_kinds(self.model, self.optimizer)
+        admission.check_also(also)
+        self._given = optimizer
         found = parameters_of(model)
         # First: of a whole PEFT model, which has other tensors, too, this says what to do.
         self.base = FrozenBase(model, terms.base)
-        self._layout = checkpoint_of(model).layout
+        checkpoint = checkpoint_of(model)
+        self._layout = checkpoint.layout
         if self._layout.digest != terms.layout:
             raise WeightsError(
                 "the model's tensors (names, types, shapes) are not those the terms were made for",
                 advice=f"Build the model as the task {terms.task.name!r} does.",
             )
         self.carrier = carrier_of(terms, self._layout)
+        admission.check_memory(model, checkpoint)
+        admission.check_overlaps(found, self.carrier.names)
         check_trained(found, self.carrier, self.optimizer)
+        admission.warn_of_others(model, self.optimizer, also)
         self.uphill = self._uphill(found)
         self._check_scheme(terms)
         self._seen = {
@@ -120,6 +101,19 @@ class Training:
         held = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
         found = parameters_of(self.model)
         return {name: parameter for name, parameter in found.items() if id(parameter) in held}
+
+    @property
+    def stateful(self) -> torch.optim.Optimizer:
+        """What to save of the optimizer: a wrapper that was given may have a state of its own."""
+        able = all(hasattr(self._given, way) for way in ("state_dict", "load_state_dict"))
+        return self._given if able else self.optimizer
+
+    @property
+    def graded(self) -> bool:
+        """Whether anything that the optimizer trains has a gradient now."""
+        return any(
+            p.grad is not None for group in self.optimizer.param_groups for p in group["params"]
+        )
 
     def check_free(self, *, besides: "Training | None") -> None:
         """Refuse a model or an optimizer that another prover is hooked into.
@@ -176,7 +170,7 @@ class Training:
         Args:
             when: When they were found, for the message.
         """
-        spoilt = next(_not_finite(self.model), None)
+        spoilt = next(not_finite(checkpoint_of(self.model)), None)
         if spoilt is not None:
             raise WeightsError(
                 f"its values are not finite (NaN or infinity), found {when}; none of this is "
@@ -218,7 +212,7 @@ class Training:
         """
         return {
             "root": root.hex(),
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": self.stateful.state_dict(),
             "also": {name: item.state_dict() for name, item in self.also.items()},
             "random": state.random_state(),
             "steps": steps,
@@ -329,8 +323,10 @@ class Training:
                 raise WeightsError(
                     "was frozen after attach(), and carries marks",
                     place=name,
-                    advice="Unfreeze it (requires_grad_()), or finish() the proof here. A run that "
-                    "freezes it needs terms with other carriers (make_terms(carrier=...)).",
+                    advice="Unfreeze it (requires_grad_()), or finish() the proof here. Who freezes "
+                    "it for some steps, as for the other network of two that compete, unfreezes it "
+                    "before end_epoch(). A run that freezes it for good needs terms with other "
+                    "carriers (make_terms(carrier=...)).",
                 )
             if id(found[name]) not in held:
                 raise WeightsError(
@@ -367,22 +363,3 @@ def _bits(value: torch.Tensor) -> torch.Tensor:
     if value.is_complex():
         value = torch.view_as_real(value)
     return value.contiguous().reshape(-1).view(_WHOLE[value.element_size()])
-
-
-@torch.no_grad()
-def _not_finite(model: torch.nn.Module) -> Iterator[str]:
-    """Names of tensors with NaN or infinity; each device is waited for once."""
-    checkpoint = checkpoint_of(model)
-    found: dict[torch.device, list[tuple[str, torch.Tensor]]] = {}
-    for at, tensor in enumerate(checkpoint.layout.tensors):
-        value = checkpoint.tensor(at).detach()
-        if value.is_complex():
-            value = torch.view_as_real(value)
-        # 8-bit floats have no arithmetic; committing to them looks at their bits.
-        if value.is_floating_point() and value.element_size() > 1 and value.numel():
-            least, most = torch.aminmax(value)
-            both = torch.stack((least, most)).double()
-            found.setdefault(value.device, []).append((tensor.name, both))
-    for pairs in found.values():
-        fine = torch.stack([both for _, both in pairs]).isfinite().all(dim=1).tolist()
-        yield from (name for (name, _), good in zip(pairs, fine, strict=True) if not good)

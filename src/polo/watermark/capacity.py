@@ -101,9 +101,9 @@ class Capacity:
         fitting = [more for more in LOADS if more > load and self.bits_at(more) >= bits]
         if fitting:
             return f"It would fit at a load of {fitting[0] / MILLION:g}.{other}"
-        return (
-            f"Ask for at most {self.bits_at(load)} bits, or carry the mark in more tensors.{other}"
-        )
+        if not (most := self.bits_at(load)):
+            return f"Not a single bit fits; carry the mark in more tensors.{other}"
+        return f"Ask for at most {most} bits, or carry the mark in more tensors.{other}"
 
     def share(self, bits: int, load: int) -> float:
         """Part of the carrier's blocks that one mark takes."""

@@ -142,6 +142,18 @@ def _dtype(value: Any, name: str) -> str:
             place=name,
             advice="Keep extra state out of the state dict (see get_extra_state).",
         )
+    if type(value).__name__.startswith("Uninitialized"):
+        raise WeightsError(
+            "has no shape yet",
+            place=name,
+            advice="A lazy layer gets its shape by a first batch: let build_model() pass one.",
+        )
+    if "DTensor" in (type(value).__name__, type(getattr(value, "data", None)).__name__):
+        raise WeightsError(
+            "is spread over processes (DTensor); this release proves training in one",
+            place=name,
+            advice="Train with whole weights, on one rank.",
+        )
     odd = value.is_quantized or value.is_meta or value.is_nested
     if odd or str(value.layout) != "torch.strided":
         raise WeightsError("only dense tensors with values have canonical bytes", place=name)

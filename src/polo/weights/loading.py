@@ -93,7 +93,7 @@ def _values(checkpoint: Checkpoint, at: int) -> torch.Tensor:
     tensor = checkpoint.layout.tensors[at]
     dtype = dtypes.torch_dtype(tensor.dtype)
     if not tensor.elements:
-        return torch.empty(tensor.shape, dtype=dtype)
+        return torch.empty(tensor.shape, dtype=dtype, device="cpu")
     data = _writable(checkpoint.read(at, 0, tensor.size))
     if checkpoint.layout.offsets[at] % dtype.itemsize:
         # In memory it begins where the one before ends; kernels want a multiple of its size.
