@@ -182,6 +182,9 @@ def answer(arguments: list[str] | None = None) -> int:
     except PoloError as error:
         print(f"polo-lab: {error.diagnostics()}", file=sys.stderr)
         return 2
+    except (PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError) as error:
+        print(f"polo-lab: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("polo-lab: stopped; what was done is recorded", file=sys.stderr)
         return 130
@@ -193,7 +196,9 @@ def answer(arguments: list[str] | None = None) -> int:
 
 def _recorded(name: str, results: Path, quick: bool) -> lines.Recording:
     own = catalogue.find(name).lines
-    found = lines.read(lines.path_of(own, _place(results, quick)))
+    path = lines.path_of(own, _place(results, quick))
+    found = lines.read(path)
+    lines.warn_of_broken(path, found)
     if not found.lines:
         trimmed = " --quick" if quick else ""
         raise PoloError(f"nothing of {name} is recorded", advice=f"polo-lab run {name}{trimmed}")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import polo
-from polo.errors import CapacityError, MissingError, PoloError
+from polo.errors import CapacityError, FormatError, MissingError, PoloError
 from polo_lab.cli import answer
 from polo_lab.experiments import canvas, catalogue, harness, lines, machine, pool, sharing
 from polo_lab.experiments.chart import Chart, Series
@@ -153,17 +153,79 @@ def test_broken_lines_are_told_of(
     assert [line.note for line in found.lines] == ["a\u2028b\u0085c"]
     assert found.broken == 2
     run(tmp_path)
-    assert f"{path}: 2 broken lines are left out" in capsys.readouterr().err
+    assert f"{path}: 2 broken lines left out" in capsys.readouterr().err
     assert sums.measured == [1, 2, 3]
     assert lines.read(path).broken == 0
+    aside = (tmp_path / "sums.jsonl.broken").read_bytes()
+    assert aside.splitlines() == ['{"note":"η'.encode()[:-1], b"<<<<<<< ours"], "to be mended"
+
+
+def test_a_repetition_that_crashes_is_recorded_beside_the_run(sums: Sums, tmp_path: Path) -> None:
+    run(tmp_path)
+    sums.broken = True
+    for _ in range(2):
+        assert run(tmp_path, rerun=True, only={"seed": "3"}) == 1
+        kept = [line["ended"] for line in recorded(tmp_path) if line["settings"]["seed"] == 3]
+        assert kept == ["done", "crashed"]
+    found = lines.read(tmp_path / "sums.jsonl")
+    assert [line.ended for line in found.lines][3:] == ["done"]
+    sums.broken = False
+    assert run(tmp_path, rerun=True, only={"seed": "3"}) == 0
+    assert len(recorded(tmp_path)) == 4
+
+
+def test_where_lines_cannot_be_written_nothing_is_measured(
+    sums: Sums, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "sums.jsonl").mkdir()
+    for place in (tmp_path / "file", tmp_path):
+        assert answer(["run", "sums", "--results", str(place)]) == 2
+        told = capsys.readouterr().err
+        assert str(place) in told
+        assert "Traceback" not in told
+    assert sums.measured == []
+
+
+def test_broken_data_and_packages_that_are_not_here_are_no_result(
+    sums: Sums, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("POLO_DATA", str(tmp_path / "data"))
+    own = harness.find("sums")
+
+    def broken(settings: Settings, bench: Bench) -> Measured:
+        if settings["seed"] == 0:
+            raise FormatError("these are not CIFAR-10's", place=f"{tmp_path}/data/a.npz")
+        if settings["seed"] == 1:
+            raise FormatError("a proof is wrong", place="manifest.json")
+        raise ModuleNotFoundError("No module named 'sklearn'", name="sklearn")
+
+    monkeypatch.setattr(harness, "find", lambda _: Experiment(
+        "sums", "", own.units, broken, own.tables, group=("group",)
+    ))  # fmt: skip
+    assert run(tmp_path) == 1
+    assert [line["ended"] for line in recorded(tmp_path)] == ["crashed"], "of the proof alone"
+    told = capsys.readouterr().err
+    assert "data are broken" in told
+    assert "the package sklearn is not here" in told
 
 
 def test_a_line_that_is_no_run_is_named(
     sums: Sums, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "sums.jsonl").write_text('\n{"settings": {}, "colour": "red"}\n')
+    for text in (
+        '{"settings": {}, "colour": "red"}',
+        '{"experiment": "sums", "settings": [1], "ended": "done"}',
+        '{"experiment": "sums", "settings": {}, "ended": "done", "figures": "many"}',
+        '{"experiment": "sums", "settings": {}, "ended": "done", "machine": 3}',
+        '{"settings": {}}',
+    ):
+        (tmp_path / "sums.jsonl").write_text(f"\n{text}\n")
+        assert answer(["table", "sums", "--results", str(tmp_path)]) == 2
+        assert "sums.jsonl, line 2: is no recorded run" in capsys.readouterr().err
+    (tmp_path / "sums.jsonl").write_text('{"calls": 5}\n')
     assert answer(["table", "sums", "--results", str(tmp_path)]) == 2
-    assert "sums.jsonl, line 2: is no recorded run" in capsys.readouterr().err
+    assert "sums.jsonl, line 1: is no list of calls" in capsys.readouterr().err
 
 
 def test_who_is_killed_loses_the_run_under_way_alone(

@@ -2,7 +2,8 @@
 
 Read from the original files `ag_news_csv/train.csv` and `test.csv`, or from a subset of the
 training part, `ag_news_train_subset77k.csv`, and the official test part, `ag_news_test.csv`, plain
-or packed with xz. Words are the most frequent of the training part; a text is cut after so many.
+or packed with xz or gzip. Words are the most frequent of the training part; a text is cut after so
+many.
 """
 
 import csv
@@ -77,7 +78,7 @@ def _pieces(words: list[str]) -> list[list[str]]:
 def _rows(paths: Mapping[str, Path], part: str) -> Rows:
     """Texts of a file of class, title and description, or of class, text and where it is from."""
     path, place = paths[part], str(paths[part])
-    digest = _DIGESTS.get(path.name.removesuffix(".xz"), "")
+    digest = _DIGESTS.get(files.plain_name(path), "")
     whole = path.name.startswith(_SUBSET[0])
     texts, labels = [], []
     try:

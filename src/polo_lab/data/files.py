@@ -36,12 +36,23 @@ def find(*names: str) -> Path | None:
     return None
 
 
+def plain_name(path: Path) -> str:
+    """What a file is called without its packing: digests are of what is in it."""
+    packing = next((own for own in _PACKINGS if own and path.name.endswith(own)), "")
+    return path.name.removesuffix(packing)
+
+
 def missing(title: str, where: str) -> MissingError:
     """The error for data that are not there."""
+    given = os.environ.get("POLO_DATA")
+    why = f"POLO_DATA is {given!r}, which is no folder. " if given else "POLO_DATA is not set. "
+    if given and folder().is_dir():
+        why = ""
     return MissingError(
         f"{title} is not here",
-        advice=f"Let POLO_DATA name the folder that holds {where}; see docs/laboratory.md. To try "
-        "things out, take the small stand-in (load(…, fallback=True), polo-lab run NAME --quick).",
+        advice=f"{why}Let POLO_DATA name the folder that holds {where}; see docs/laboratory.md. To "
+        "try things out, take the small stand-in (load(…, fallback=True), polo-lab run NAME "
+        "--quick).",
     )
 
 

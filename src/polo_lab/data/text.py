@@ -1,6 +1,6 @@
 """Text to train language models on: WikiText-2 and the BYU chitchat conversations.
 
-Files may be plain or packed with xz. WikiText-2 is read under its original names
+Files may be plain or packed with xz or gzip. WikiText-2 is read under its original names
 (`wikitext-2-raw/wiki.train.raw`, `wikitext-2/wiki.train.tokens`) or as `wikitext2_raw_*.txt` and
 `wikitext2_v1_*.txt`; chitchat as `chitchat_byu.jsonl`, one conversation a line with its `turns`.
 """
@@ -94,4 +94,4 @@ def _read(what: str, names: tuple[str, ...]) -> str:
     path = files.find(*names)
     if path is None:
         raise files.missing(what, names[-1])
-    return files.text(path, digest=_DIGESTS.get(path.name.removesuffix(".xz"), ""))
+    return files.text(path, digest=_DIGESTS.get(files.plain_name(path), ""))

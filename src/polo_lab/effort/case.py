@@ -36,6 +36,7 @@ class Attempt:
         seconds: What the attack took, all told, without answering.
         gradient_steps: Forward and backward passes over a batch that it took, fractions included.
         note: What a reader of the table should know of this attempt.
+        possible: Whether there was anything to leave out; else all of it was trained after all.
     """
 
     proof: Path
@@ -43,6 +44,7 @@ class Attempt:
     seconds: float
     gradient_steps: float
     note: str = ""
+    possible: bool = True
 
 
 @dataclass(frozen=True, eq=False)

@@ -156,6 +156,7 @@ def _filled(row: Row, attempt: Attempt, found: Judgement) -> Row:
         replaying=found.replaying,
         replayed=found.replayed,
         accuracy=found.accuracy,
+        possible=attempt.possible,
         note="; ".join(text for text in (attempt.note, found.silence) if text),
     )
 

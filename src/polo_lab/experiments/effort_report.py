@@ -33,8 +33,10 @@ many ended undecided stands beside. Nobody is paid for such a verdict, and nobod
 cheated: who names a machine that rounds otherwise, where the terms allow no deviation, gets no
 further than that.
 
-Intervals are Clopper–Pearson, 95 %. Keys, nonces, starts, orders and salts come from the recorded
-seed of a case; what a verifier draws, and the secret of the noise, from the system's randomness.
+Intervals are Clopper–Pearson, 95 %, over the tasks, optimizers and schedules that are named; an
+attack that works on one task only has no rate elsewhere. Keys, nonces, starts, orders and salts
+come from the recorded seed of a case; what a verifier draws, and the secret of the noise, from the
+system's randomness.
 
 Levels are judged one by one as well: a column says what terms would have said that ask for no more
 than its head names. `docs/threat-model.md` says what each level shows."""
@@ -64,26 +66,34 @@ def retried(replays: float, shards: int, last: int) -> str:
 
 def tables(recording: Recording) -> Iterator[Table]:
     """Attacks by level, honest runs, single checks, and costs."""
-    honest, attacked = _sides([Row.of(line) for line in recording.lines])
+    honest, attacked, _ = _sides([Row.of(line) for line in recording.lines])
     yield _table(attacked)
     yield _honest(honest)
     yield _checks(honest, attacked)
     yield _cost(honest)
 
 
-def _sides(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
-    return [r for r in rows if r.attack == HONEST], [r for r in rows if r.attack != HONEST]
+def _sides(rows: Sequence[Row]) -> tuple[list[Row], list[Row], list[Row]]:
+    """Honest runs, attacked ones, and attacks that found nothing to leave out."""
+    attacked = [row for row in rows if row.attack != HONEST]
+    return (
+        [row for row in rows if row.attack == HONEST],
+        [row for row in attacked if row.possible],
+        [row for row in attacked if not row.possible],
+    )
 
 
 def sections(name: str, recording: Recording) -> Iterator[str]:
     """An experiment's part of the page, piece by piece."""
     rows = [Row.of(line) for line in recording.lines]
-    honest, attacked = _sides(rows)
+    honest, attacked, futile = _sides(rows)
     title = f"{name}: {len(honest)} honest and {len(attacked)} attacked runs"
     yield f"## {title[0].upper()}{title[1:]}"
     yield from _setting(recording, rows)
     yield "### What still passes"
     yield _passing(attacked)
+    if futile:
+        yield _futile(futile)
     if alarms := [row for row in honest if row.outcome != ERROR and not row.accepted]:
         yield "### Honest runs that were not accepted"
         yield "\n".join(map(_alarm, alarms))
@@ -140,6 +150,23 @@ def _passed(name: str, passed: Sequence[Row], trials: int) -> str:
         + (f"; {cheap} of them cheap" if cheap else "")
         + "**"
         + (f". For instance: {note}." if note else "")
+    )
+
+
+def _futile(futile: Sequence[Row]) -> str:
+    """Attacks that trained in full after all: what became of them says nothing about forgery."""
+    tasks: dict[str, Counter[str]] = {}
+    for row in futile:
+        tasks.setdefault(row.attack, Counter())[row.task] += 1
+    named = "; ".join(
+        f"{name}, " + " and ".join(f"{count} on {task}" for task, count in own.items())
+        for name, own in tasks.items()
+    )
+    accepted = sum(row.accepted for row in futile)
+    return (
+        f"In {len(futile)} further runs an attack found nothing to leave out and trained in full, "
+        f"on the data it had chosen: {named}. {accepted} of them were accepted. They are no "
+        "forgeries and count in no table."
     )
 
 

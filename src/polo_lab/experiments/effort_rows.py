@@ -43,6 +43,7 @@ class Row:
         honest_accuracy: That of the honest run.
         note: What a reader should know.
         tolerance: Largest deviation that the terms allowed where platforms differ, in millionths.
+        possible: Whether the attack found anything to leave out; else it trained in full.
     """
 
     task: str
@@ -66,6 +67,7 @@ class Row:
     honest_accuracy: float | None = None
     note: str = ""
     tolerance: int = 0
+    possible: bool = True
 
     @property
     def accepted(self) -> bool:

@@ -13,7 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from polo.errors import CapacityError, MissingError, PoloError, TermsError
+from polo.errors import CapacityError, FormatError, MissingError, PoloError, TermsError
+from polo_lab.data import files
 from polo_lab.experiments import lines, machine, pool, sharing
 from polo_lab.experiments.catalogue import find
 from polo_lab.experiments.experiment import Bench, Experiment, Refusal
@@ -58,11 +59,12 @@ def run(experiment: Experiment, asked: Asked) -> int:
         PoloError: No run has the settings that were asked for.
     """
     out = lines.path_of(experiment.lines, asked.place)
-    units, known = chosen(experiment, asked), lines.read(out)
+    units = chosen(experiment, asked)
     if asked.only and not units:
         raise _unknown(experiment, asked)
-    if known.broken:
-        print(f"{out}: {known.broken} broken lines are left out", file=sys.stderr)
+    lines.check_writable(out)
+    known = lines.read(out)
+    lines.warn_of_broken(out, known)
     pending = units if asked.rerun else _missing(units, known.lines)
     workers = experiment.workers if asked.workers is None else asked.workers
     groups = _spread(_grouped(experiment, pending), workers)
@@ -155,6 +157,8 @@ def _outcome(experiment: Experiment, settings: Settings, bench: Bench) -> dict[s
     except MissingError:
         raise
     except Exception as error:
+        if lacking := _lacking(error):
+            raise lacking from error
         # Whatever breaks in one run must not take the others with it; it is recorded and counts.
         traceback.print_exc()
         note = f"{type(error).__name__}: {error}".replace(str(bench.folder), "…")[:200]
@@ -166,6 +170,16 @@ def _outcome(experiment: Experiment, settings: Settings, bench: Bench) -> dict[s
         "note": made.note,
         "took": time.perf_counter() - clock,
     }
+
+
+def _lacking(error: Exception) -> MissingError | None:
+    """The same error if it is about data or packages of this machine, and not about the run."""
+    if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("polo"):
+        return MissingError(f"the package {error.name} is not here", advice="Install it.")
+    data = str(files.folder())
+    if isinstance(error, FormatError) and data != "." and error.place.startswith(data):
+        return MissingError(f"data are broken: {error}", advice=error.advice)
+    return None
 
 
 def _unknown(experiment: Experiment, asked: Asked) -> PoloError:

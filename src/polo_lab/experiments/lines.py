@@ -8,13 +8,15 @@ import fcntl
 import json
 import math
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from polo.errors import FormatError
+from polo.checks import counted
+from polo.errors import FormatError, StoreError
 from polo.storage import atomic
 
 _CHECKOUT = Path(__file__).parents[3]
@@ -101,11 +103,13 @@ class Recording:
         lines: Each run once: of those that were repeated the last one that did not crash.
         calls: Commands and machines of runs that do not say theirs.
         broken: Lines that are cut or damaged, and left out.
+        crashed: Repetitions that crashed, of runs that did not before; they stay in the file.
     """
 
     lines: Sequence[Line] = ()
     calls: Sequence[Mapping[str, Any]] = ()
     broken: int = 0
+    crashed: Sequence[Line] = ()
 
     @property
     def done(self) -> list[Line]:
@@ -135,10 +139,39 @@ def read(path: Path) -> Recording:
     texts = path.read_bytes().split(b"\n") if path.exists() else []
     numbered = [(number, text) for number, text in enumerate(texts, 1) if text.strip()]
     values = [(number, value) for number, text in numbered if (value := _value(text)) is not None]
-    calls = [call for _, value in values for call in value.get("calls", ())]
+    calls = [call for number, value in values for call in _calls(value, f"{path}, line {number}")]
     found = [_line(value, f"{path}, line {number}") for number, value in values]
     runs = [line for line in found if line is not None]
-    return Recording(settled(runs), calls, broken=len(numbered) - len(values))
+    last, once = {line.key: line for line in runs}, settled(runs)
+    again = [last[line.key] for line in once if last[line.key] is not line]
+    return Recording(once, calls, broken=len(numbered) - len(values), crashed=again)
+
+
+def check_writable(path: Path) -> None:
+    """Refuse a file that lines cannot be added to, before anything is measured.
+
+    Raises:
+        StoreError: It cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab"):
+            pass
+        if not path.stat().st_size:
+            path.unlink()
+    except OSError as error:
+        raise StoreError(
+            f"lines cannot be written: {error.strerror}",
+            place=str(path),
+            advice="Give a folder that can be written to: --results FOLDER.",
+        ) from error
+
+
+def warn_of_broken(path: Path, known: Recording) -> None:
+    """Say that lines of a file are cut or damaged."""
+    if known.broken:
+        count = counted(known.broken, "broken line")
+        print(f"{path}: {count} left out; a run moves them to {path.name}.broken", file=sys.stderr)
 
 
 def add(path: Path, line: Line) -> None:
@@ -160,15 +193,29 @@ def settled(found: Iterable[Line]) -> list[Line]:
 
 
 def tidy(path: Path, order: Sequence[str]) -> None:
-    """Write a file again: each run once, those named first, which are the headline, at the top."""
+    """Write a file again: each run once, those named first, which are the headline, at the top.
+
+    A repetition that crashed stays behind the run that it did not replace.
+    """
     places = {key: at for at, key in enumerate(dict.fromkeys(order))}
     with _alone(path.parent):
         recording = read(path)
-        ordered = sorted(recording.lines, key=lambda line: places.get(line.key, len(places)))
+        if recording.broken:
+            # Somebody may be able to mend them.
+            aside = path.with_name(f"{path.name}.broken")
+            with aside.open("ab") as file:
+                file.writelines(text + b"\n" for text in _broken(path))
+        kept = (*recording.lines, *recording.crashed)
+        ordered = sorted(kept, key=lambda line: places.get(line.key, len(places)))
         parts: list[Mapping[str, Any]] = [{"calls": recording.calls}] if recording.calls else []
         parts += [line.to_json() for line in ordered]
         text = "".join(f"{_text(part)}\n" for part in parts)
         atomic.write(path, text.encode(), unguessable=True)
+
+
+def _broken(path: Path) -> list[bytes]:
+    texts = path.read_bytes().split(b"\n")
+    return [text for text in texts if text.strip() and _value(text) is None]
 
 
 @contextmanager
@@ -191,16 +238,26 @@ def _value(text: bytes) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
+def _calls(value: dict[str, Any], place: str) -> list[Mapping[str, Any]]:
+    calls = value.get("calls", [])
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+        raise FormatError("is no list of calls", place=place, advice="Take the line out.")
+    return calls
+
+
 def _line(value: dict[str, Any], place: str) -> Line | None:
     """A run; None for a line that is about runs, not one itself."""
     if "settings" not in value:
         return None
+    kinds = {"experiment": str, "settings": dict, "ended": str, "figures": dict, "timings": dict}
+    fits = all(isinstance(value.get(name, kind()), kind) for name, kind in kinds.items())
+    fits = fits and isinstance(value.get("machine"), dict | None)
     try:
-        return Line(**value)
-    except TypeError as error:
-        raise FormatError(
-            "is no recorded run", place=place, advice="Take the line out, or mend it."
-        ) from error
+        if fits:
+            return Line(**value)
+    except TypeError:
+        pass  # Named as below: it has what no line has, or lacks what each one has.
+    raise FormatError("is no recorded run", place=place, advice="Take the line out, or mend it.")
 
 
 def _text(value: object) -> str:

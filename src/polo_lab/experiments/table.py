@@ -11,7 +11,7 @@ _LATEX = {
     "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
     "η": r"$\eta$", "λ": r"$\lambda$", "σ": r"$\sigma$", "±": r"$\pm$", "×": r"$\times$",
     "≥": r"$\geq$", "≤": r"$\leq$", "−": "$-$", "–": "--", "→": r"$\rightarrow$",
-    "✓": r"\checkmark", "✗": r"$\times$", "<": "$<$", ">": "$>$", "|": "$|$",
+    "δ": r"$\delta$", "✓": r"\checkmark", "✗": r"$\times$", "<": "$<$", ">": "$>$", "|": "$|$",
 }  # fmt: skip
 
 

@@ -64,7 +64,7 @@ class Detour:
                 forgery.train(forgery.segments - forgery.segment)
             forgery.seal()
         total = forgery.shards * forgery.segments
-        return forgery.finish(f"{faked} of {total} segments faked")
+        return forgery.finish(f"{faked} of {total} segments faked", possible=faked > 0)
 
     def _spend(self, forgery: Forgery, layers: tuple[str, str]) -> None:
         """Go into a dead state, stay there, and come back to where it was left."""

@@ -205,8 +205,13 @@ class Forgery:
         """The nonce of a shard; offline a forger knows them all."""
         return self._nonces[shard]
 
-    def finish(self, note: str = "") -> Attempt:
-        """Sign the proof and hand it over."""
+    def finish(self, note: str = "", *, possible: bool = True) -> Attempt:
+        """Sign the proof and hand it over.
+
+        Args:
+            note: What a reader of the table should know.
+            possible: Whether there was anything to leave out.
+        """
         proof = self._writing.finish()
         respond = Respondent(
             self.who,
@@ -218,7 +223,7 @@ class Forgery:
         )
         seconds = time.perf_counter() - self._began
         steps = self.task.rows / self.recipe.batch
-        return Attempt(proof, respond, seconds, math.ceil(steps), note)
+        return Attempt(proof, respond, seconds, math.ceil(steps), note, possible)
 
     def _enter(self, number: int) -> None:
         self.shard = number

@@ -55,7 +55,7 @@ class LoudSamples:
             forgery.train(forgery.segments)
             forgery.seal()
         narrow = isinstance(forgery.task.step, _Narrow)
-        return forgery.finish("" if narrow else "trained in full")
+        return forgery.finish("" if narrow else "trained in full", possible=narrow)
 
     def begun(self, case: Case, folder: Path) -> Forgery:
         """A proof on such data, about to begin."""

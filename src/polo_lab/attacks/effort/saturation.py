@@ -71,7 +71,8 @@ class Saturation:
             forgery.seal()
         total = forgery.shards * forgery.segments
         why = "" if can_carry(forgery) else "; this optimizer has no momentum to be carried by"
-        return forgery.finish(f"{idle} of {total} segments known without a backward pass{why}")
+        note = f"{idle} of {total} segments known without a backward pass{why}"
+        return forgery.finish(note, possible=idle > 0)
 
     def _enter(self, forgery: Forgery, quiet: State, loud: State) -> None:
         """Go to the stolen model first, and make it louder there.

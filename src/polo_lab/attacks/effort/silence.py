@@ -140,7 +140,8 @@ def _finished(forgery: Forgery) -> Attempt:
         forgery.train(forgery.segments)
         forgery.seal()
     shared = isinstance(forgery.task.step, _Swallowed)
-    return forgery.finish("" if shared else "rows meet, or nothing can be swallowed")
+    note = "" if shared else "rows meet, or nothing can be swallowed"
+    return forgery.finish(note, possible=shared)
 
 
 def _mark(inputs: np.ndarray, drawing: np.random.Generator) -> None:

@@ -74,7 +74,8 @@ class TinySubset:
         for _ in range(forgery.shards):
             forgery.train(forgery.segments)
             forgery.seal()
-        return forgery.finish("rows meet in the model" if rows_meet(model) else "")
+        meet = rows_meet(model)
+        return forgery.finish("rows meet in the model" if meet else "", possible=not meet)
 
 
 class _Shared:
