@@ -67,7 +67,10 @@ def _ratio(figure: Mapping[str, Any]) -> str:
     found = figure["ratio"] or (figure["value"] if figure["unit"] == "×" else None)
     if found is None:
         return "–"
-    text = f"{number(found['median'])} ({number(found['low'])} to {number(found['high'])})"
+    text = number(found["median"])
+    # A single sample has no interval.
+    if max(map(len, figure["samples"].values()), default=0) > 1:
+        text += f" ({number(found['low'])} to {number(found['high'])})"
     return f"{text} of {figure['against']}" if figure["against"] else text
 
 

@@ -36,7 +36,6 @@ from polo.watermark.capacity import Capacity, capacity
 from polo.watermark.mark import check_scheme
 from polo.weights.base import base_root
 from polo.weights.checkpoint import checkpoint_of
-from polo.weights.finite import check_new
 
 if TYPE_CHECKING:
     import torch
@@ -383,6 +382,8 @@ def _subject(
     if isinstance(task, Layout):
         fits = capacity(task, block=scheme.block, scheme=scheme.name)
         return task, fits, TaskTerms("draft", 1, "metric", ()), None
+    from polo.weights.finite import check_new
+
     model = task.build_model()
     check_new(model)
     floor = tuple(millionths(least) for least in task.floor)

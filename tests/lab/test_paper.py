@@ -169,14 +169,29 @@ def test_what_two_experiments_show_is_said_once() -> None:
 
 def test_nothing_is_said_that_lines_do_not_show() -> None:
     assert "do not come out" not in told(fidelity=Recording([fidelity_line(shard_rate=0.4)]))
+    stages = [
+        {"accuracy_before": before, "accuracy": after}
+        for before, after in ((0.9, 0.85), (0.92, 0.92))
+    ]
     row = {
         "attack": "wma-least", "thief_accepted": True, "owner_first": False,
-        "claim": {"claimed": True}, "honest_accuracy": 0.9, "accuracy_last": 0.85,
+        "claim": {"claimed": True}, "honest_accuracy": 0.9, "stages": stages, "data": "digits",
         "attack_seconds": 1.0, "honest_seconds": 2.0,
     }  # fmt: skip
     said = told(ofa_wma=Recording([Line("ofa-wma", {"seed": 0}, DONE, row)]))
-    assert "at 5.0 points of accuracy at most" in said
+    assert "(digits), at 5.0 points of accuracy at most, over all checkpoints" in said
     assert "names the owner first in 0 of 1" in said
+    assert "fluctuates" not in said
+    for ruined, words in ((0.3, "1 of 2 checkpoints lose"), (0.9, "none loses more than 0.0")):
+        stages[0]["accuracy"] = ruined
+        said = told(ofa_wma=Recording([Line("ofa-wma", {}, DONE, {**row, "attack": "wma"})]))
+        assert words in said
+
+
+def test_what_was_not_run_is_said_before_anything_else(tmp_path: Path) -> None:
+    text = "\n".join(page.sections(tmp_path))
+    assert "- fidelity: 0 of 109 runs; shard rate" in text
+    assert "attack-curves: " not in text.split("### What does not hold")[0], "the same lines"
 
 
 def test_ticks_that_do_not_reproduce_are_named() -> None:
@@ -242,7 +257,7 @@ def swept(name: str, setting: str, rates: dict[float, float], *, finish: bool = 
 
 def test_sweeps_are_held_against_what_the_paper_says() -> None:
     said = told(learning_rate=swept("learning-rate", "rate", {0.1: 0.5, 0.01: 0.2, 0.2: 0.9}))
-    assert "without δW: that more raises |s| comes out: 20% at 0.01, 50% at 0.1, 90%" in said
+    assert "that more raises |s| comes out, by one run each: 20% at 0.01, 50% at 0.1, 90%" in said
     said = told(eta_g=swept("eta-g", "eta_g", {0.85: 0.5, 0.99: 0.7}))
     assert "that more lowers |s| does not come out" in said
     assert told(eta_g=swept("eta-g", "eta_g", {0.85: 0.5})) == ""

@@ -324,8 +324,8 @@ class Training:
                     "was frozen after attach(), and carries marks",
                     place=name,
                     advice="Unfreeze it (requires_grad_()), or finish() the proof here. Who freezes "
-                    "it for some steps, as for the other network of two that compete, unfreezes it "
-                    "before end_epoch(). A run that freezes it for good needs terms with other "
+                    "it for some steps, as for those of another network, unfreezes it before "
+                    "end_epoch(). A run that freezes it for good needs terms with other "
                     "carriers (make_terms(carrier=...)).",
                 )
             if id(found[name]) not in held:

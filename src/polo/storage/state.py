@@ -123,7 +123,7 @@ def _pack(value: Any, tensors: list[torch.Tensor], place: str) -> Any:
     raise StoreError(
         f"a {type(value).__name__} in the training state cannot be saved without pickle",
         place=place,
-        advice="Optimizer and what `also` names must have a state_dict() of tensors and plain values.",
+        advice="The optimizer, and what `also` names, need a state of tensors and plain values.",
     )
 
 

@@ -43,6 +43,9 @@ from polo_lab.baselines.trajectory import (
 from polo_lab.baselines.verdict import Verdict
 
 METHOD = "pol-hash"
+_LOOKS = 12
+"""Draws that a cheat is tried with: which segments are drawn decides whether it is seen."""
+
 HEAD_FILE = "head"
 """The link that a verifier keeps, beside the trajectory, where a run is taken apart."""
 
@@ -162,9 +165,10 @@ def run(settings: Mapping[str, Any], folder: Path | None = None) -> dict[str, An
         made = prove(job, own / METHOD)
         full, sampled = (verify(made.path, job, made.head, Options(n)) for n in (0, draws))
 
-        def judge(cheated: Cheated) -> tuple[Verdict, Verdict]:
+        def judge(cheated: Cheated) -> tuple[Verdict, list[Verdict]]:
             path, head = cheated.recorded.path, cheated.recorded.head
-            return verify(path, job, head), verify(path, job, head, Options(draws))
+            looks = [Options(draws, seed) for seed in range(_LOOKS)]
+            return verify(path, job, head), [verify(path, job, head, look) for look in looks]
 
         found = judged(job, own, judge, hashed=True) if settings.get("cheats") else {}
     return {**proved(METHOD, job, made), **checked(full=full, sampled=sampled), "cheats": found}

@@ -230,9 +230,9 @@ def run(settings: Mapping[str, Any], folder: Path | None = None) -> dict[str, An
         looks = Options(0, allowed), Options(top, allowed)
         full, sampled = (verify(made.path, job, look) for look in looks)
 
-        def judge(cheated: Cheated) -> tuple[Verdict, Verdict]:
+        def judge(cheated: Cheated) -> tuple[Verdict, list[Verdict]]:
             path = cheated.recorded.path
-            return verify(path, job, looks[0]), verify(path, job, looks[1])
+            return verify(path, job, looks[0]), [verify(path, job, looks[1])]
 
         found = judged(job, own, judge, hashed=False) if settings.get("cheats") else {}
     return {

@@ -39,8 +39,10 @@ terms of level chain, and without. A shard may be sealed after every epoch. What
 - **told apart**: the better of two classifiers, on held-out blocks of marked and of unmarked
   weights, where guessing is right half of the time.
 
-Figures are means over seeds, ± half of their 95 % interval (Student's t); of told apart the
-interval is exact, over the blocks of all seeds as if they were independent."""
+Figures are means over seeds, ± half of their 95 % interval (Student's t), where sizes are put
+together of the means of each seed; log2 p is the weakest of them. Of told apart the interval is
+exact for the better of two classifiers, over the blocks of all seeds as if they were
+independent."""
 
 
 _DEFAULTS = """\
@@ -213,13 +215,15 @@ _TABLES: dict[str, dict[str, Callable[[Group], str]]] = {
 """Tables of every size, load and λ."""
 
 _TOGETHER: dict[str, Callable[[Group], str]] = {
-    "accuracy": lambda g: _points(g.loss("accuracy", "plain_accuracy")),
+    "accuracy": lambda g: _points(g.by_seed(lambda own: own.loss("accuracy", "plain_accuracy"))),
     "shards per epoch": lambda g: _number([r.shards / r.epochs for r in g.rows]),
     "largest edit": lambda g: _number(g.values("edit")),
     "residual: mean η": lambda g: _number(g.values("residual_mean"), 3),
     "overwritten: mean η": lambda g: _number(g.values("thief_mean"), 3),
     "owner named": _claimed,
-    "forged, all bits: accuracy": lambda g: _points(g.loss("forged", "accuracy")),
+    "forged, all bits: accuracy": lambda g: _points(
+        g.by_seed(lambda own: own.loss("forged", "accuracy"))
+    ),
     "told apart": _told,
 }
 

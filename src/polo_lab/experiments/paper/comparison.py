@@ -172,10 +172,16 @@ def _copied(method: str, asked: Mapping[str, Any], folder: Path) -> bool:
 
 def _cheated(cheats: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
     """Whether all of some cheats were rejected, by whoever samples as the method does."""
-    passed = [name for name in names if cheats[name]["accepted_sampled"]]
+    passed = [_drawn(name, cheats[name]) for name in names if cheats[name]["accepted_sampled"]]
     whole = [name for name in names if cheats[name]["accepted_all"]]
     sampled, full = (", ".join(some) or "none" for some in (passed, whole))
     return _held(not passed, f"accepted when sampled: {sampled}; in full: {full}")
+
+
+def _drawn(name: str, cheat: Mapping[str, Any]) -> str:
+    """A cheat that was accepted, and in how many draws, if there were several."""
+    accepted, draws = cheat["accepted_draws"]
+    return name if draws == 1 else f"{name} in {accepted} of {draws} draws"
 
 
 def _polo(settings: Settings, bench: Bench, took: float) -> Measured:

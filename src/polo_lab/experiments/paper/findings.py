@@ -4,8 +4,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from polo_lab.experiments.lines import CRASHED, DIVERGED, Recording
-from polo_lab.experiments.paper import comparison, eta_ver, fidelity, published, sweeps
+from polo_lab.experiments.paper import (
+    comparison,
+    eta_ver,
+    fidelity,
+    forgery,
+    published,
+    sweeps,
+)
 from polo_lab.experiments.paper.targets import MARKS, TESTS
+
+RUINED = 0.02
+"""A checkpoint that loses more than two points is another one."""
 
 CLOSE = 0.005
 """Accuracy within half a point of plain training counts as kept."""
@@ -118,25 +128,45 @@ def _uncompiled(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _forged(rows: Sequence[Row]) -> Iterator[str]:
+    on = ", ".join(dict.fromkeys(row["data"] for row in rows))
     for attack in dict.fromkeys(row["attack"] for row in rows):
         own = [row for row in rows if row["attack"] == attack]
         passed = sum(row["thief_accepted"] for row in own)
         named = sum(row["claim"]["claimed"] for row in own)
         costs = [row["attack_seconds"] / row["honest_seconds"] for row in own]
         yield (
-            f"Forging by {attack} costs {min(costs):.2f} to {max(costs):.2f} times honest "
-            f"training; level chain alone accepts {passed} of {len(own)} forged proofs, and the "
-            f"owner is still named in {named} of the models."
+            f"Forging by {attack} ({len(own)} runs: {on}) costs {min(costs):.2f} to "
+            f"{max(costs):.2f} times honest training; level chain alone accepts {passed} of "
+            f"{len(own)} forged proofs, and the owner is still named in {named} of the models."
         )
+    yield from _fluctuating([row for row in rows if row["attack"] == "wma"])
     least = [row for row in rows if row["attack"] == "wma-least" and row["thief_accepted"]]
     if least:
-        lost = max(row["honest_accuracy"] - row["accuracy_last"] for row in least)
+        lost = max(max(forgery.lost(row)) for row in least)
         first = sum(row["owner_first"] for row in least)
         yield (
             "That forging is impractical does not reproduce for the chain alone: an edit of the "
-            f"least size forges it without data, at {100 * lost:.1f} points of accuracy at most. "
+            f"least size forges it without data ({on}), at {100 * lost:.1f} points of accuracy at "
+            "most, over all checkpoints. "
             "Effort is shown by the levels progress and replay and by receipts; `polo compare` "
             f"names the owner first in {first} of {len(least)}."
+        )
+
+
+def _fluctuating(rows: Sequence[Row]) -> Iterator[str]:
+    """Whether overwriting weights makes accuracy fluctuate, as the paper says."""
+    losses = [loss for row in rows for loss in forgery.lost(row)]
+    ruined = [loss for loss in losses if loss > RUINED]
+    if ruined:
+        yield (
+            f"That accuracy fluctuates under wma comes out: {len(ruined)} of {len(losses)} "
+            f"checkpoints lose more than {100 * RUINED:g} points, up to {100 * max(ruined):.1f}; "
+            "the last one may hide it."
+        )
+    elif losses:
+        yield (
+            f"That accuracy fluctuates under wma does not come out: of {len(losses)} checkpoints "
+            f"none loses more than {100 * max(losses):.1f} points."
         )
 
 
@@ -166,7 +196,7 @@ def _swept(name: str, setting: str, does: str, found: Mapping[str, Recording]) -
         told = ", ".join(f"{row['shard_rate']:.0%} at {row[setting]:g}" for row in own)
         yield (
             f"{name}, {pair} {sweeps.named(finish)} δW: that more {does} |s| "
-            f"{'comes' if right else 'does not come'} out: {told}."
+            f"{'comes' if right else 'does not come'} out, by one run each: {told}."
         )
     yield from _slower(name, setting, rows)
 
@@ -187,8 +217,9 @@ def _slower(name: str, setting: str, rows: Sequence[Row]) -> Iterator[str]:
         told += [f"for ever in {never} of {len(both)} runs, which end no shard"] if never else []
         if told:
             yield (
-                f"{name}, {pair}: without δW shards take {', and '.join(told)}; the paper says "
-                f"{low} to {high} times."
+                f"{name}, {pair}: without δW shards take {', and '.join(told)}, by one run each; "
+                f"the paper says {low} to {high} times. Marks and keys are drawn anew in every "
+                "run, and without δW the same setting ends more shards in one run than in another."
             )
 
 
@@ -209,7 +240,8 @@ def _thresholds(recording: Recording) -> Iterator[str]:
         passing = sum(eta >= chosen for eta in forged)
         yield (
             f"eta-ver: no threshold on η keeps forgers out, since whoever has the weights can "
-            f"press marks of their own: {passing} of {len(forged)} forged marks pass {chosen:g}."
+            f"press marks of their own: {passing} of {len(forged)} forged marks pass {chosen:g}, "
+            "those included that their forger had not pressed to η_G."
         )
 
 

@@ -1,6 +1,6 @@
 """The part of docs/results.md that sets ours beside the paper's figures."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from polo_lab.experiments import catalogue, lines
@@ -21,12 +21,20 @@ The paper's figures are kept in `results/paper.jsonl`, as its tables print them.
 machines, so that times are compared as ratios, and from other data where the paper's are not at
 hand: every row names its data as what they are. A row that is not here was not run."""
 
+_UNDONE = """\
+Parts of the paper's tables wait for a GPU. Until they are run, whatever stands below about these
+experiments is about the runs that are recorded, and about those alone:"""
+
 
 def sections(results: Path) -> Iterator[str]:
     """The part's text, piece by piece."""
     found = {name: _read(name, results) for name in NAMES}
     yield "## Ours beside the paper's"
     yield _WORDS
+    if undone := _listed(_undone(found, results)):
+        yield "### What was not run yet"
+        yield _UNDONE
+        yield undone
     yield "### What does not hold in the paper itself"
     yield _listed(claims.of_the_paper())
     for title, sentences in (
@@ -43,6 +51,18 @@ def sections(results: Path) -> Iterator[str]:
             # What is cited needs no run.
             yield f"## {name}: {catalogue.find(name).title}"
             yield from _table(timing.cited())
+
+
+def _undone(found: Mapping[str, Recording], results: Path) -> Iterator[str]:
+    """Experiments that lack runs, and how many."""
+    for name, recording in found.items():
+        experiment = catalogue.find(name)
+        if experiment.lines != name:
+            continue  # Another view of the same lines.
+        known = {line.key for line in recording.lines if line.ended != lines.CRASHED}
+        units = {lines.key_of(unit) for unit in experiment.units_of(False, results)}
+        if units - known:
+            yield f"{name}: {len(units & known)} of {len(units)} runs; {experiment.title}"
 
 
 def _section(name: str, recording: Recording) -> Iterator[str]:
