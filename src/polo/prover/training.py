@@ -323,9 +323,9 @@ class Training:
                 raise WeightsError(
                     "was frozen after attach(), and carries marks",
                     place=name,
-                    advice="Unfreeze it (requires_grad_()), or finish() the proof here. Who freezes "
-                    "it for some steps, as for those of another network, unfreezes it before "
-                    "end_epoch(). A run that freezes it for good needs terms with other "
+                    advice="Unfreeze it (requires_grad_()), or finish() the proof here. Who "
+                    "freezes it for some steps, as for those of another network, unfreezes it "
+                    "before end_epoch(). A run that freezes it for good needs terms with other "
                     "carriers (make_terms(carrier=...)).",
                 )
             if id(found[name]) not in held:
