@@ -137,6 +137,48 @@ def test_both_forms_of_cifar10_are_the_same_and_must_be_cifar10(
     assert data.load("cifar10").digest == digest
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("per", np.array(np.nan)), ("per", np.array("x")), ("count", np.array(np.inf)),
+        ("length", np.array(3, np.uint32)), ("label", np.array(1)),
+        ("label", np.array([0.5] * 8)), ("hw", np.array("no")),
+    ],
+)  # fmt: skip
+def test_strips_of_anything_else_are_refused(folder: Path, name: str, value: np.ndarray) -> None:
+    path = folder / "strips.npz"
+    strips(path, pixels(8), np.zeros(8, np.uint8))
+    with np.load(path) as found:
+        np.savez(path, **{**found, name: value})
+    with pytest.raises(FormatError, match=str(path)):
+        pictures.strips(path, side=32)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("header_id", np.array([-5] * 4)), ("header_id", np.array([0.5] * 4)),
+        ("header_id", np.array(0, np.uint8)), ("header_id", np.array(["a"] * 4)),
+        ("header_id", np.array([200] * 4, np.uint8)), ("label", np.array(3)),
+        ("length", np.array(3, np.uint32)),
+    ],
+)  # fmt: skip
+def test_pictures_of_anything_else_are_refused(folder: Path, name: str, value: np.ndarray) -> None:
+    path = folder / "jpegs.npz"
+    jpegs(path, pixels(4), np.zeros(4, np.uint8))
+    with np.load(path) as found:
+        np.savez(path, **{**found, name: value})
+    with pytest.raises(FormatError, match=str(path)):
+        pictures.jpegs(path, side=32)
+
+
+def test_a_packed_file_is_checked_whatever_it_is_packed_with(folder: Path) -> None:
+    for name in ("ag_news_train_subset77k.csv", "ag_news_test.csv"):
+        (folder / f"{name}.gz").write_bytes(gzip.compress(b'"1","a fake","x","1"\n'))
+    with pytest.raises(FormatError, match="is not the file known by this name"):
+        data.load("agnews").train  # noqa: B018
+
+
 def test_a_short_run_may_have_some_of_the_binary_files(folder: Path) -> None:
     (folder / cifar.BINARY).mkdir()
     made = records(folder / cifar.BINARY / "data_batch_2.bin", 30, 10)
@@ -255,7 +297,7 @@ def test_what_is_no_picture_is_refused(folder: Path) -> None:
     with pytest.raises(FormatError, match="do not add up"):
         pictures.jpegs(folder / "short.npz", 64)
     np.savez(folder / "heads.npz", **(arrays | {"header_id": np.array([0, 9], np.uint8)}))
-    with pytest.raises(FormatError, match="different lengths"):
+    with pytest.raises(FormatError, match="names a header that it has not"):
         pictures.jpegs(folder / "heads.npz", 64)
 
 

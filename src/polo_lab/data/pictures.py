@@ -20,9 +20,9 @@ def strips(path: Path, side: int) -> Part:
     place = str(path)
     names = ("blob", "length", "per", "count", "hw", "label")
     blob, lengths, per, count, hw, labels = files.arrays(path, *names)
-    height = int(per) if per.size == 1 else 0
-    images = int(count) if count.size == 1 else -1
-    if hw.tolist() != [side, side] or not 0 < height <= 1000 or labels.shape != (images,):
+    height, images = (_number(value) for value in (per, count))
+    fits = hw.tolist() == [side, side] and 0 < height <= 1000 and labels.shape == (images,)
+    if not fits or lengths.ndim != 1:
         raise FormatError(f"is no file of images of {side} × {side}", place=place)
     if len(lengths) != -(-images // height):
         raise FormatError("has another number of strips than its images need", place=place)
@@ -31,7 +31,7 @@ def strips(path: Path, side: int) -> Part:
         rows = found[at * height : (at + 1) * height]
         size = side, side * len(rows)
         rows[:] = _decoded(data, "WEBP", size, f"{place}, strip {at}").reshape(rows.shape)
-    return _part(found, labels)
+    return _part(found, labels, place)
 
 
 def jpegs(path: Path, side: int, *, digest: str = "") -> Part:
@@ -43,10 +43,12 @@ def jpegs(path: Path, side: int, *, digest: str = "") -> Part:
     )
     heads = _pieces(headers, header_lengths, place)
     bodies = _pieces(blob, lengths, place)
-    if not len(bodies) == len(which) == len(labels) or which.max(initial=0) >= len(heads):
+    if which.dtype.kind != "u" or not which.shape == labels.shape == (len(bodies),):
         raise FormatError("has arrays of different lengths", place=place)
+    if which.max(initial=0) >= len(heads):
+        raise FormatError("names a header that it has not", place=place)
     parts = (heads[head] + body for head, body in zip(which.tolist(), bodies, strict=True))
-    return _part(decoded_jpegs(parts, len(bodies), side, place), labels)
+    return _part(decoded_jpegs(parts, len(bodies), side, place), labels, place)
 
 
 def decoded_jpegs(parts: Iterable[bytes], count: int, side: int, place: str) -> NDArray[np.uint8]:
@@ -57,8 +59,15 @@ def decoded_jpegs(parts: Iterable[bytes], count: int, side: int, place: str) -> 
     return found
 
 
-def _part(images: NDArray[np.uint8], labels: NDArray[Any]) -> Part:
+def _part(images: NDArray[np.uint8], labels: NDArray[Any], place: str) -> Part:
+    if labels.dtype.kind not in "iu":
+        raise FormatError("labels are no whole numbers", place=place)
     return Part(np.ascontiguousarray(images.transpose(0, 3, 1, 2)), labels.astype(np.int64))
+
+
+def _number(value: NDArray[Any]) -> int:
+    """A whole number out of an array of one; -1 for what is none."""
+    return int(value) if value.size == 1 and value.dtype.kind in "iu" else -1
 
 
 def _pieces(blob: NDArray[Any], lengths: NDArray[Any], place: str) -> list[bytes]:
