@@ -50,6 +50,20 @@ def test_a_live_run_verifies_offline(
     accepted(proof.path, registry, task)
 
 
+@pytest.mark.filterwarnings("ignore:only 2 shards sealed:polo.prover.EmbeddingWarning")
+def test_a_chain_with_too_few_shards_stays_open_and_can_be_trained_on(
+    registry: Any, enrolled: Enrol, train: Train, task: Any
+) -> None:
+    enrolment = enrolled(fewest_shards=4)
+    with pytest.warns(ReceiptWarning, match="not closed at the registry: only 2 shards sealed"):
+        short = train(enrolment.folder, epochs=2)
+    assert registry.manifests == {}, "a chain that is closed takes no more"
+    proof = train(enrolment.folder, epochs=4)
+    assert (short.shards, proof.shards) == (2, 4)
+    assert registry.manifests == {proof.manifest.enrolment.digest.hex(): proof.manifest.to_bytes()}
+    accepted(proof.path, registry, task)
+
+
 def test_the_root_of_the_start_is_in_the_log_before_the_first_mark(
     registry: Any, enrolled: Enrol, train: Train
 ) -> None:

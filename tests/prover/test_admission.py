@@ -144,7 +144,7 @@ def test_who_forgets_evaluation_mode_signs_the_right_number(
     seen = []
 
     def careless() -> float:
-        seen.append(model[1].training)
+        seen.append((model.training, model[1].training))
         return float(task.evaluate(model))
 
     with prover.attach(model, optimizer := sgd(model)):
@@ -155,7 +155,7 @@ def test_who_forgets_evaluation_mode_signs_the_right_number(
             assert prover.end_epoch(evaluate=careless).sealed
             assert (model.training, model[1].training) == (True, False), "as the loop left it"
     prover.finish()
-    assert seen == [False, False]
+    assert seen == [(False, False)] * 2, "whatever the loop has left"
     assert judged(tmp_path / "proof", issuer, task).outcome is polo.Outcome.ACCEPTED
 
 

@@ -191,7 +191,7 @@ class CurrentShard:
         except BaseException:
             # Whoever mends what is wrong ends the same epoch again.
             if self.sealed == shard:
-                self.epochs -= 1
+                self.epochs = max(0, self.epochs - 1)
             raise
         self._monitor.checked(self._steps, self.total)
         return progress

@@ -75,8 +75,8 @@ that it is the draw alone that is measured."""
 LARGE: dict[str, Entry] = {
     "resnet18": Entry(
         Cifar,
-        "CIFAR-10, one of its five training files (395 steps) or all (1955), ResNet-18 in "
-        "bfloat16 with varied images",
+        "CIFAR-10, one of its five training files or all of them, ResNet-18 in bfloat16 with "
+        "varied images",
         {"sgd": 0.1, "momentum": 0.05, "adam": 0.001, "adamw": 0.001},
         {"batch": 128, "every": 8, "draws": 16, "shards": 5},
     ),

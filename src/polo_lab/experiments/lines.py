@@ -155,10 +155,12 @@ def check_writable(path: Path) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab"):
-            pass
-        if not path.stat().st_size:
-            path.unlink()
+        # Alone: what another call has just added must not go with the empty file.
+        with _alone(path.parent):
+            with path.open("ab"):
+                pass
+            if not path.stat().st_size:
+                path.unlink()
     except OSError as error:
         raise StoreError(
             f"lines cannot be written: {error.strerror}",

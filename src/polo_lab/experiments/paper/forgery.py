@@ -108,9 +108,8 @@ mark that cannot be pressed ends an attack early. η is that of the owner's mark
 afterwards, on average. Every forged checkpoint is set against the owner's that it was made of:
 the last one, the mean of all, and the one that loses most; those whose mark could not be pressed to
 η_G are not *sealed* into the thief's proof. *Thief's proof*: whether level chain alone accepts it,
-whose floor of accuracy for these tasks, {floor}, hardly more than guessing, lets ruined checkpoints
-pass; a verifier who asks for the accuracy of honest shards rejects those. *At once*: how many runs
-shared the machine."""
+whose floor of accuracy for these tasks, {floor}, lets ruined checkpoints pass; a verifier who asks
+for the accuracy of honest shards rejects those. *At once*: how many runs shared the machine."""
 
 
 def tables(recording: Recording) -> Iterator[Table]:
