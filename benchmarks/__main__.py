@@ -19,6 +19,7 @@ NAMES = (
     "identify",
     "scan",
     "hook",
+    "rare",
     "every",
     "recording",
     "replay",

@@ -9,8 +9,8 @@ presses.
 
 Terms may ask for the mark at every eighth step only, and the same rounds have a side that presses
 once in a block of eight. What one press costs is measured eight times as well where all eight steps
-press: the figure is the best that both sides together say of it, if a press always costs the same;
-what such blocks say alone stands beside.
+press: the figure is the best that both sides together say of it, if a press always costs the same.
+What such blocks say alone is the benchmark `rare`.
 """
 
 import contextlib
@@ -64,7 +64,7 @@ def run(quick: bool) -> Iterator[Figure]:
     main = [Case(name, bits=bits) for name in presses.known(TARGETS)]
     others = [Case(name, bits=bits) for name in presses.known() if name not in TARGETS]
     others.append(Case("ednn", key="dense", bits=bits))
-    with _tuned():
+    with tuned():
         yield from presses.figures(_model(quick), [*main, *others])
         yield from _loop("compiled loop", Training.begin(quick, size, compiled=True), main,
                          size.rounds)  # fmt: skip
@@ -177,12 +177,10 @@ def _loop(title: str, training: Training, cases: list[Case], rounds: int) -> Ite
             yield missing(f"{side.title}, {title}", "×", why, _target(side.case, title))
         return
     for side in sides:
-        yield from _figures(side, title, training, samples, rounds)
+        yield _figure(side, title, training, samples, rounds)
 
 
-def _figures(
-    side: Pressed, title: str, training: Training, samples: Samples, rounds: int
-) -> Iterator[Figure]:
+def _figure(side: Pressed, title: str, training: Training, samples: Samples, rounds: int) -> Figure:
     inside = _median(side.inside[-rounds:]) / training.steps
     figure = paired_of(
         f"{side.title}, {title}",
@@ -190,20 +188,17 @@ def _figures(
         side.title,
         PLAIN,
         target=_target(side.case, title),
-        note=f"{_where()}, {training.said}, {rounds} alternations of {training.steps} steps",
+        note=f"{where()}, {training.said}, {rounds} alternations of {training.steps} steps",
         details={
             "milliseconds of a plain step": 1e3 * _median(samples[PLAIN]) / training.steps,
             "host milliseconds inside the hook, a step": 1e3 * inside,
         },
     )
-    if side.every == 1:
-        yield figure
-    else:
-        yield from rarely(figure, samples[side.case.title], side.every)
+    return figure if side.every == 1 else rarely(figure, samples[side.case.title], side.every)
 
 
-def rarely(figure: Figure, always: list[float], every: int) -> Iterator[Figure]:
-    """The figure of a side that presses once in a block: with what pressing always says, and alone.
+def rarely(figure: Figure, always: list[float], every: int) -> Figure:
+    """The figure of a side that presses once in a block, with what pressing always says.
 
     Args:
         figure: The figure, from its own samples alone.
@@ -213,9 +208,7 @@ def rarely(figure: Figure, always: list[float], every: int) -> Iterator[Figure]:
     once, plain = (np.asarray(values) for values in figure.samples.values())
     rare, often = once / plain - 1, np.asarray(always) / plain - 1
     # Least squares for a cost that comes once in one side and `every` times in the other.
-    yield replace(figure, value=spread(1 + (rare + every * often) / (1 + every**2)))
-    # The direct figure has the same target: a model of costs must not be all that meets it.
-    yield replace(figure, name=f"{figure.name}, by these blocks alone", details={})
+    return replace(figure, value=spread(1 + (rare + every * often) / (1 + every**2)))
 
 
 def rotate(sides: Mapping[str, Callable[[], None]], rounds: int) -> Samples:
@@ -243,7 +236,8 @@ def _model(quick: bool) -> nn.Module:
     return model.to("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _where() -> str:
+def where() -> str:
+    """The device, and what trains on it."""
     if torch.cuda.is_available():
         return f"ResNet-18, {torch.cuda.get_device_name()}"
     return f"{torch.get_num_threads()} threads"
@@ -254,7 +248,7 @@ def _median(values: list[float]) -> float:
 
 
 @contextlib.contextmanager
-def _tuned() -> Iterator[None]:
+def tuned() -> Iterator[None]:
     """Let convolutions be as fast as they can: against a slow step every hook looks cheap."""
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = True

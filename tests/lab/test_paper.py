@@ -263,6 +263,24 @@ def test_sweeps_are_held_against_what_the_paper_says() -> None:
     assert told(eta_g=swept("eta-g", "eta_g", {0.85: 0.5})) == ""
 
 
+def test_runs_of_one_setting_are_told_by_their_median() -> None:
+    lines_ = [
+        replace(line, settings={**line.settings, "seed": seed})
+        for seed, rates in enumerate(({0.85: 0.9, 0.99: 0.1}, {0.85: 0.5, 0.99: 0.0}, {0.85: 0.7}))
+        for finish in (False, True)
+        for line in swept("eta-g", "eta_g", rates, finish=finish).lines
+    ]
+    [table] = catalogue.find("eta-g").tables(Recording(lines_))
+    cells = [dict(zip(table.head, row, strict=True)) for row in table.rows]
+    assert [(cell["η_G"], cell["runs"]) for cell in cells[:2]] == [("0.85", "3"), ("0.99", "2")]
+    assert cells[0]["|s|"] == "70.0 % (50.0 to 90.0)"
+    said = told(eta_g=Recording(lines_))
+    assert "comes out, by the median of 2 to 3 runs each: 70% at 0.85, 5% at 0.99" in said
+    assert "of one and the same setting one run ends 50% and another 90% shards" in said
+    [chart] = catalogue.find("eta-g").charts(Recording(lines_))
+    assert [series.points for series in chart.series[:1]] == [[(0.85, 0.7), (0.99, 0.05)]]
+
+
 def test_sweeps_are_made_with_the_finishing_edit_and_without() -> None:
     for name in ("learning-rate", "eta-g"):
         for quick in (True, False):
@@ -289,7 +307,9 @@ def test_runs_without_the_edit_are_not_set_beside_a_method_that_has_it() -> None
         ("without", False),
     }
     said = told(learning_rate=recording)
-    assert "without δW shards take 2.5 to 5.0 times as long, and for ever in 1 of 3 runs" in said
+    assert (
+        "without δW shards take 2.5 to 5.0 times as long, and for ever in 1 of 3 settings" in said
+    )
     assert "the paper says 2 to 4 times" in said
     [chart] = catalogue.find("learning-rate").charts(recording)
     assert len(chart.series) == 4

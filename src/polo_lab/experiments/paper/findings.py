@@ -185,42 +185,61 @@ def _taken(rows: Sequence[Row]) -> Iterator[str]:
 
 def _swept(name: str, setting: str, does: str, found: Mapping[str, Recording]) -> Iterator[str]:
     """Whether shard rates go the way that the paper says, and what its δW does to them."""
-    rows = [line.values for line in found[name].done]
-    for pair, finish in dict.fromkeys((row["pair"], row["finish"]) for row in rows):
-        same = (row for row in rows if (row["pair"], row["finish"]) == (pair, finish))
-        own = sorted(same, key=lambda row: row[setting])
-        rates = [row["shard_rate"] for row in own]
+    all_runs = sweeps.swept(found[name])
+    for pair, finish in dict.fromkeys(runs.curve for runs in all_runs):
+        same = (runs for runs in all_runs if runs.curve == (pair, finish))
+        own = sorted(same, key=lambda runs: runs.settings[setting])
+        rates = [runs.shard_rate for runs in own]
         if len(rates) < 2:
             continue
         right = sorted(rates, reverse=does == "lowers") == rates and rates[0] != rates[-1]
-        told = ", ".join(f"{row['shard_rate']:.0%} at {row[setting]:g}" for row in own)
+        told = ", ".join(f"{runs.shard_rate:.0%} at {runs.settings[setting]:g}" for runs in own)
         yield (
             f"{name}, {pair} {sweeps.named(finish)} δW: that more {does} |s| "
-            f"{'comes' if right else 'does not come'} out, by one run each: {told}."
+            f"{'comes' if right else 'does not come'} out, {_runs_each(own)}: {told}."
         )
-    yield from _slower(name, setting, rows)
+    yield from _slower(name, setting, all_runs)
 
 
-def _slower(name: str, setting: str, rows: Sequence[Row]) -> Iterator[str]:
+def _runs_each(several: Sequence[sweeps.Swept]) -> str:
+    counts = [len(runs.lines) for runs in several]
+    if max(counts) == 1:
+        return "by one run each"
+    few = "" if min(counts) == max(counts) else f"{min(counts)} to "
+    return f"by the median of {few}{max(counts)} runs each"
+
+
+def _slower(name: str, setting: str, all_runs: Sequence[sweeps.Swept]) -> Iterator[str]:
     """How many times as long shards take where no edit ends them."""
-    rates = {(row["pair"], row[setting], row["finish"]): row["shard_rate"] for row in rows}
+    by = {(*runs.curve, runs.settings[setting]): runs for runs in all_runs}
     low, high = sweeps.SLOWER
-    for pair in dict.fromkeys(row["pair"] for row in rows):
+    for pair in dict.fromkeys(runs.settings["pair"] for runs in all_runs):
         both = [
-            (rates[pair, at, True], rate)
-            for (own, at, finish), rate in rates.items()
-            if own == pair and not finish and (pair, at, True) in rates
+            (by[pair, True, at], runs)
+            for (own, finish, at), runs in by.items()
+            if own == pair and not finish and (pair, True, at) in by
         ]
-        times = [rate / alone for rate, alone in both if alone]
+        times = [edited.shard_rate / alone.shard_rate for edited, alone in both if alone.shard_rate]
         never = len(both) - len(times)
         told = [f"{min(times):.1f} to {max(times):.1f} times as long"] if times else []
-        told += [f"for ever in {never} of {len(both)} runs, which end no shard"] if never else []
+        told += [f"for ever in {never} of {len(both)} settings, which end no shard"] * bool(never)
         if told:
             yield (
-                f"{name}, {pair}: without δW shards take {', and '.join(told)}, by one run each; "
-                f"the paper says {low} to {high} times. Marks and keys are drawn anew in every "
-                "run, and without δW the same setting ends more shards in one run than in another."
+                f"{name}, {pair}: without δW shards take {', and '.join(told)}, by setting and "
+                f"{_runs_each([alone for _, alone in both])}; the paper says {low} to {high} times."
+                f"{_varying([alone for _, alone in both])}"
             )
+
+
+def _varying(several: Sequence[sweeps.Swept]) -> str:
+    """How far runs of one setting are apart: marks and keys are drawn anew in each."""
+    rates = max((runs.all("shard_rate") for runs in several), key=lambda own: max(own) - min(own))
+    if len(rates) == 1:
+        return " Marks and keys are drawn anew in every run, and another one may end more or fewer."
+    return (
+        " Marks and keys are drawn anew in every run: of one and the same setting one run ends "
+        f"{min(rates):.0%} and another {max(rates):.0%} shards an epoch."
+    )
 
 
 def _thresholds(recording: Recording) -> Iterator[str]:

@@ -1,0 +1,94 @@
+"""One press in a block of eight steps, beside the same block without any.
+
+`hook` measures many sides in turn, and a side meets the plain one seconds later: on a host with
+neighbours that is another machine. Here there are two sides at a time, which follow each other at
+once and change places after every round. Meant for a GPU; batches and loops are those of `hook`.
+"""
+
+import contextlib
+import gc
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+
+from benchmarks.figures import Benchmark, Figure, missing, paired_of
+from benchmarks.hook import (
+    PLAIN,
+    RARELY,
+    TARGETS,
+    Pressed,
+    Size,
+    Training,
+    rotate,
+    tuned,
+    where,
+)
+from benchmarks.measure import Samples
+from benchmarks.presses import BITS, Case
+
+_ROUNDS = 400
+_TOGETHER = 50
+"""Rounds after which the figure is there for the first time, and again."""
+
+
+def run(quick: bool) -> Iterator[Figure]:
+    """Every scheme that has a target, in a compiled and in an eager loop."""
+    cases = [Case(name, bits=128 if quick else BITS) for name in TARGETS]
+    if not (quick or torch.cuda.is_available()):
+        for case in cases:
+            yield missing(_name(case), "×", "meant for a GPU", TARGETS[case.scheme])
+        return
+    size = Size(4, RARELY, 2, 2) if quick else Size(256, RARELY, _ROUNDS, _ROUNDS)
+    with tuned():
+        for loop, compiled in (("compiled loop", True), ("eager loop", False)):
+            training = Training.begin(quick, size, compiled=compiled)
+            for case in cases:
+                yield from _figures(f"{_name(case)}, {loop}", training, case, size.rounds)
+
+
+def _figures(name: str, training: Training, case: Case, rounds: int) -> Iterator[Figure]:
+    """The same figure, with more samples each time."""
+    side = Pressed(training, case, RARELY)
+    target = TARGETS[case.scheme]
+    sides = {PLAIN: training.block, side.title: side.block}
+    try:
+        for samples in _more(sides, rounds):
+            yield paired_of(
+                name,
+                samples,
+                side.title,
+                PLAIN,
+                target=target,
+                note=f"{where()}, {training.said}, {len(samples[PLAIN])} alternations of "
+                f"{training.steps} steps",
+            )
+    except Exception as error:
+        # Compilers fail in many ways, and the other figures must not be lost with this one.
+        yield missing(name, "×", f"{type(error).__name__}: {error}"[:500], target)
+
+
+def _more(sides: Mapping[str, Callable[[], None]], rounds: int) -> Iterator[Samples]:
+    samples: Samples = {name: [] for name in sides}
+    while (left := rounds - len(samples[PLAIN])) > 0:
+        with _no_collection():
+            for name, seconds in rotate(sides, min(left, _TOGETHER)).items():
+                samples[name] += seconds
+        yield samples
+
+
+def _name(case: Case) -> str:
+    return f"{case.title}, once in {RARELY} steps"
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Let no garbage be collected meanwhile: it would be in one side by chance."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+BENCHMARK = Benchmark("rare", "one press in eight steps of a ResNet-18 training", run)
