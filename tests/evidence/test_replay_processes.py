@@ -1,6 +1,7 @@
 """Exact across processes: trained in some, killed in others, answered and verified elsewhere."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,9 +20,16 @@ def work(tmp_path: Path) -> Callable[..., list[Any]]:
     command = [sys.executable, "-W", "error", str(here.with_name("replay_worker.py"))]
     command += [str(tmp_path), str(here.parents[1])]
 
-    def make(*orders: dict[str, Any]) -> list[Any]:
+    def make(*orders: dict[str, Any], **variables: str) -> list[Any]:
         given = "".join(json.dumps(order) + "\n" for order in orders)
-        done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=400)
+        done = subprocess.run(
+            command,
+            input=given,
+            env={**os.environ, **variables},
+            capture_output=True,
+            text=True,
+            timeout=400,
+        )
         assert done.returncode == 0, done.stderr
         return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -51,3 +59,16 @@ def test_killed_at_many_touches_of_the_disk(work: Callable[..., list[Any]]) -> N
     assert sum(each["killed"] for each in killed) >= 6
     assert last == {"shards": 9}
     assert is_exact(answer, verdict)
+
+
+def test_whose_environment_chose_other_kernels_is_not_called_a_liar(
+    work: Callable[..., list[Any]],
+) -> None:
+    """Bits may come out otherwise by them, on the very same machine."""
+    kernels = {"MKL_CBWR": "COMPATIBLE", "ONEDNN_MAX_CPU_ISA": "SSE41"}
+    work({"train": 2}, {"answer": True}, **kernels)
+    (other,), (same,) = work({"verify": True}), work({"verify": True}, **kernels)
+    assert same["said"].startswith("ACCEPTED"), same["said"]
+    if not other["said"].startswith("ACCEPTED"):
+        assert other["said"].startswith("COULD NOT DECIDE"), other["said"]
+        assert "(kernels: MKL_CBWR=COMPATIBLE ONEDNN_MAX_CPU_ISA=SSE41 and none)" in other["said"]

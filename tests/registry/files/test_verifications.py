@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select, update
 
+from polo.evidence.replay import platform
 from polo.keys import Ed25519Verifier
 from polo.protocol import signing
 from polo.protocol.records import File, Manifest, Receipt, Retention
@@ -175,6 +176,15 @@ def test_the_child_gets_no_secret_of_the_registry(registry, monkeypatch, tmp_pat
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     passed = sandbox._environment(tmp_path)
     assert not {"POLO_REGISTRY_DATABASE", "AWS_SECRET_ACCESS_KEY"} & set(passed)
+
+
+def test_the_child_computes_as_the_registry_was_told_to(monkeypatch, tmp_path):
+    """Else steps come out otherwise in it than anywhere else on the machine."""
+    told = {name: "1" for names in platform.KERNELS.values() for name in names}
+    told |= {"ATEN_CPU_CAPABILITY": "avx2", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    assert told.items() <= sandbox._environment(tmp_path).items()
 
 
 def test_memory_is_limited(tmp_path):

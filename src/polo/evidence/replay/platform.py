@@ -7,9 +7,10 @@ A record holds a description as text, and what comes from a prover is read with 
 Specification: docs/protocol.md, section 17.3.
 """
 
+import hashlib
 import os
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,16 @@ SIZE = 512
 
 MAX_THREADS = 64
 """Most threads that are taken over from a description."""
+
+KERNELS = {
+    "cpu": (
+        "DNNL_DEFAULT_FPMATH_MODE", "DNNL_MAX_CPU_ISA", "MKL_CBWR", "MKL_DEBUG_CPU_TYPE",
+        "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_DEFAULT_FPMATH_MODE", "ONEDNN_MAX_CPU_ISA",
+        "OPENBLAS_CORETYPE",
+    ),
+    "cuda": ("NVIDIA_TF32_OVERRIDE", "TORCH_BLAS_PREFER_CUBLASLT", "TORCH_CUDNN_V8_API_DISABLED"),
+}  # fmt: skip
+"""Variables of the environment that choose kernels behind torch's back, by kind of device."""
 
 _LONGEST = 48
 _WORDS: dict[str, Any] = {"on": True, "off": False}
@@ -47,6 +58,7 @@ def describe(device: "torch.device | str") -> dict[str, str]:
         "deterministic": _spelled(torch.are_deterministic_algorithms_enabled()),
     }
     found |= _cuda(device) if device.type == "cuda" else _cpu()
+    found |= _chosen(KERNELS["cuda" if device.type == "cuda" else "cpu"])
     for key, (owner, attribute) in _settings(device.type).items():
         found[key] = _spelled(getattr(owner, attribute))
     # Printable ASCII: whatever a driver calls its device, the text stays short.
@@ -226,6 +238,14 @@ def _cpu() -> dict[str, str]:
         "threads": str(torch.get_num_threads()),
         "mkl": _spelled(torch.backends.mkl.is_available()),
     }
+
+
+def _chosen(names: Iterable[str]) -> dict[str, str]:
+    """What the environment says about kernels; nothing if it says nothing."""
+    said = " ".join(f"{name}={os.environ[name]}" for name in names if os.environ.get(name))
+    if len(said) > _LONGEST:
+        said = hashlib.sha256(said.encode()).hexdigest()[:_LONGEST]
+    return {"kernels": said} if said else {}
 
 
 def _processor() -> str:

@@ -24,7 +24,10 @@ _PASSED_ON = {
     "CUBLAS_WORKSPACE_CONFIG", "HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "POLO_DATA",
     "PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "SYSTEMROOT", "TZ", "VIRTUAL_ENV", "XDG_CACHE_HOME",
 }  # fmt: skip
-_PASSED_BEGINNINGS = ("CUDA_", "KMP_", "LC_", "MKL_", "NVIDIA_", "OMP_", "OPENBLAS_", "TORCH_")
+_PASSED_BEGINNINGS = (
+    "ATEN_", "CUDA_", "DNNL_", "KMP_", "LC_", "MKL_", "NVIDIA_", "OMP_", "ONEDNN_", "OPENBLAS_",
+    "PYTORCH_", "TORCH_",
+)  # fmt: skip
 """All variables that the child gets: where programs and data are, and how to compute. Whatever else
 is in the registry's environment may be a password."""
 
