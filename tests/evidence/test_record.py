@@ -13,6 +13,7 @@ import safetensors.numpy
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.nn import functional
 
 from polo.errors import FormatError, LimitError, PoloError, StoreError, TermsError
 from polo.evidence.replay import platform, record
@@ -217,6 +218,73 @@ def test_what_changes_results_changes_the_description() -> None:
         "deterministic: off and on",
         f"threads: {before['threads']} and {after['threads']}",
     ]
+
+
+def test_kernels_of_attention_are_taken_over() -> None:
+    cuda: Any = torch.backends.cuda
+    here, query = platform.describe("cpu"), torch.randn(2, 4, 64, 32)
+
+    def attended() -> torch.Tensor:
+        return functional.scaled_dot_product_attention(query, query, query)
+
+    usual = attended()
+    cuda.enable_flash_sdp(False)
+    try:
+        there, theirs = platform.describe("cpu"), attended()
+    finally:
+        cuda.enable_flash_sdp(True)
+    assert platform.same(here, there) == ["attention_flash: on and off"]
+    with platform.adopted(platform.text_of(there)):
+        assert platform.describe("cpu") == there
+        assert torch.equal(attended(), theirs)
+        # Whose description says nothing of it has what is usual.
+        with platform.adopted(platform.text_of(here)):
+            assert torch.equal(attended(), usual)
+    assert platform.describe("cpu") == here
+
+
+def test_nobodys_word_turns_off_what_a_step_cannot_do_without() -> None:
+    cuda: Any = torch.backends.cuda
+    off = dict.fromkeys(("cudnn", "efficient", "flash", "math"), "off")
+    words = {f"attention_{name}": word for name, word in off.items()}
+    query = torch.randn(1, 1, 8, 8)
+    with platform.adopted(platform.text_of({**platform.describe("cpu"), **words})):
+        assert cuda.math_sdp_enabled()
+        assert not cuda.flash_sdp_enabled()
+        functional.scaled_dot_product_attention(query, query, query)
+    with platform.adopted(
+        platform.text_of({**platform.describe("cpu"), "attention_reduced": "on"})
+    ):
+        assert not cuda.fp16_bf16_reduction_math_sdp_allowed()
+
+
+def test_very_small_numbers_that_are_flushed_are_said() -> None:
+    here = platform.describe("cpu")
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor keeps them")
+    try:
+        assert platform.same(here, platform.describe("cpu")) == ["denormals: kept and flushed"]
+    finally:
+        torch.set_flush_denormal(False)
+    with platform.adopted(platform.text_of({**here, "denormals": "flushed"})):
+        assert platform.describe("cpu") == here
+
+
+def test_kernels_that_the_environment_chose_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in platform.KERNELS["cpu"]:
+        monkeypatch.delenv(name, raising=False)
+    here = platform.describe("cpu")
+    assert "kernels" not in here
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    assert platform.same(here, platform.describe("cpu")) == [
+        "kernels: none and ONEDNN_MAX_CPU_ISA=AVX2"
+    ]
+    monkeypatch.setenv("MKL_CBWR", "AVX2" * 100)
+    some = platform.describe("cpu")
+    monkeypatch.setenv("MKL_CBWR", "AVX2" * 101)
+    other = platform.describe("cpu")
+    assert some["kernels"] != other["kernels"]
+    assert len(platform.text_of(other)) <= 512
 
 
 def test_settings_are_adopted_for_a_while() -> None:

@@ -1,5 +1,6 @@
 """Exact across processes: trained in some, killed in others, answered and verified elsewhere."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -10,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from polo.evidence.replay import platform
+
 pytestmark = pytest.mark.slow
 
 
@@ -19,13 +22,15 @@ def work(tmp_path: Path) -> Callable[..., list[Any]]:
     here = Path(__file__)
     command = [sys.executable, "-W", "error", str(here.with_name("replay_worker.py"))]
     command += [str(tmp_path), str(here.parents[1])]
+    chosen = itertools.chain(*platform.KERNELS.values())
+    usual = {name: os.environ[name] for name in os.environ.keys() - set(chosen)}
 
     def make(*orders: dict[str, Any], **variables: str) -> list[Any]:
         given = "".join(json.dumps(order) + "\n" for order in orders)
         done = subprocess.run(
             command,
             input=given,
-            env={**os.environ, **variables},
+            env={**usual, **variables},
             capture_output=True,
             text=True,
             timeout=400,

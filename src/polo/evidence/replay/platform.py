@@ -37,6 +37,21 @@ KERNELS = {
 }  # fmt: skip
 """Variables of the environment that choose kernels behind torch's back, by kind of device."""
 
+USUAL = {
+    "accumulation": "off",
+    "attention_cudnn": "on",
+    "attention_efficient": "on",
+    "attention_flash": "on",
+    "attention_reduced": "off",
+    "denormals": "kept",
+    "mkldnn_deterministic": "off",
+}
+"""What is said only where it is otherwise."""
+
+_COARSE = frozenset({"accumulation", "attention_reduced", "reduced_bf16", "reduced_fp16"})
+"""Switches that make sums less exact where they are on."""
+
+_DENORMAL = 1e-39
 _LONGEST = 48
 _WORDS: dict[str, Any] = {"on": True, "off": False}
 _PRECISIONS = {"none": 2, "ieee": 2, "tf32": 1, "bf16": 0}
@@ -61,6 +76,7 @@ def describe(device: "torch.device | str") -> dict[str, str]:
     found |= _chosen(KERNELS["cuda" if device.type == "cuda" else "cpu"])
     for key, (owner, attribute) in _settings(device.type).items():
         found[key] = _spelled(getattr(owner, attribute))
+    found = {key: value for key, value in found.items() if USUAL.get(key) != value}
     # Printable ASCII: whatever a driver calls its device, the text stays short.
     plain = {key: value.encode("ascii", "replace").decode() for key, value in found.items()}
     return {key: value[:_LONGEST] for key, value in sorted(plain.items())}
@@ -110,10 +126,14 @@ def same(a: Mapping[str, str], b: Mapping[str, str]) -> list[str]:
     ['torch: 2.11.0 and 2.13.0']
     """
     return [
-        f"{key}: {a.get(key, 'none')} and {b.get(key, 'none')}"
+        f"{key}: {_said(a, key)} and {_said(b, key)}"
         for key in sorted({*a, *b})
         if a.get(key) != b.get(key)
     ]
+
+
+def _said(description: Mapping[str, str], key: str) -> str:
+    return description.get(key) or USUAL.get(key, "none")
 
 
 def device_for(text: str, device: str | None = None) -> str:
@@ -152,7 +172,8 @@ def adopted(text: str) -> Iterator[None]:
             stack.callback(_be_deterministic, *_determinism())
             _be_deterministic(strict, False)
         for key, (owner, attribute) in _settings(wanted.get("device", "")).items():
-            _adopt(stack, owner, attribute, wanted.get(key, ""))
+            word = wanted.get(key, USUAL.get(key, ""))
+            _adopt(stack, owner, attribute, word, coarse=key in _COARSE)
         yield
 
 
@@ -177,11 +198,12 @@ def _be_deterministic(strict: bool, warn_only: bool) -> None:
     torch.use_deterministic_algorithms(strict, warn_only=warn_only)
 
 
-def _adopt(stack: ExitStack, owner: Any, attribute: str, word: str) -> None:
+def _adopt(stack: ExitStack, owner: Any, attribute: str, word: str, *, coarse: bool) -> None:
+    """Set one switch for a while, if the word is one of its values."""
     now = getattr(owner, attribute)
     if isinstance(now, bool) and word in _WORDS:
         value = _WORDS[word]
-        coarser = value and attribute.endswith("reduced_precision_reduction")
+        coarser = value and coarse
     elif isinstance(now, str) and word in _PRECISIONS:
         value = word
         coarser = _PRECISIONS[word] < _PRECISIONS.get(now, 0)
@@ -197,9 +219,12 @@ def _settings(device: str) -> dict[str, tuple[Any, str]]:
     import torch
 
     backends: Any = torch.backends
+    attention = {f"attention_{name}": (_ATTENTION, name) for name in _Attention.NAMES}
     if device == "cuda":
         matmul, cudnn = backends.cuda.matmul, backends.cudnn
         return {
+            **attention,
+            "accumulation": (matmul, "allow_fp16_accumulation"),
             "benchmark": (cudnn, "benchmark"),
             "cudnn_deterministic": (cudnn, "deterministic"),
             "matmul": (matmul, "fp32_precision"),
@@ -209,10 +234,46 @@ def _settings(device: str) -> dict[str, tuple[Any, str]]:
         }
     mkldnn = backends.mkldnn
     return {
+        **attention,
+        "mkldnn_deterministic": (mkldnn, "deterministic"),
         "mkldnn": (mkldnn, "enabled"),
         "matmul": (mkldnn.matmul, "fp32_precision"),
         "conv": (mkldnn.conv, "fp32_precision"),
     }
+
+
+class _Attention:
+    """Which kernels attention may take, as attributes; torch has functions for it.
+
+    They hold for processors, too. What takes over where no other kernel may is not among them: a
+    step that needs it fails without, so that nobody's word may turn it off.
+    """
+
+    NAMES = ("cudnn", "efficient", "flash", "reduced")
+
+    def __getattr__(self, name: str) -> bool:
+        return bool(self._of(name)[0]())
+
+    def __setattr__(self, name: str, value: bool) -> None:
+        self._of(name)[1](value)
+
+    @staticmethod
+    def _of(name: str) -> tuple[Any, Any]:
+        import torch
+
+        cuda: Any = torch.backends.cuda
+        return {
+            "cudnn": (cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp),
+            "efficient": (cuda.mem_efficient_sdp_enabled, cuda.enable_mem_efficient_sdp),
+            "flash": (cuda.flash_sdp_enabled, cuda.enable_flash_sdp),
+            "reduced": (
+                cuda.fp16_bf16_reduction_math_sdp_allowed,
+                cuda.allow_fp16_bf16_reduction_math_sdp,
+            ),
+        }[name]
+
+
+_ATTENTION = _Attention()
 
 
 def _cuda(device: "torch.device") -> dict[str, str]:
@@ -237,6 +298,7 @@ def _cpu() -> dict[str, str]:
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "threads": str(torch.get_num_threads()),
         "mkl": _spelled(torch.backends.mkl.is_available()),
+        "denormals": "kept" if torch.tensor(_DENORMAL).mul(1.0).item() else "flushed",
     }
 
 
