@@ -1,6 +1,7 @@
 """The prover's side of level replay: the declared rates and order, and the record of states."""
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ from polo.evidence.replay.recorder import Recorder
 from polo.evidence.replay.state import named_state, parameter_names
 from polo.evidence.replay.timeline import LEVEL
 from polo.protocol.records import Terms
+from polo.prover.monitor import EmbeddingWarning
 from polo.storage import atomic
 from polo.storage.folder import rest_path
 from polo.weights.checkpoint import MemoryCheckpoint
 from polo.weights.files import write_checkpoint
+from polo.weights.finite import not_finite
 
 
 def recording_of(terms: Terms, data: DataSource | None) -> "Recording | None":
@@ -48,12 +51,19 @@ class Recording:
                 "the data are not those that the terms name by their root",
                 advice="Load the same arrays, with the secret that made the enrolled data.json.",
             )
+        if spoilt := data.not_finite():
+            raise TermsError(
+                "holds NaN or infinity, and samples are shown with finite numbers only",
+                place=f"column {spoilt}",
+                advice="Fill in what is missing before you commit to the data, and enrol anew.",
+            )
         self.recipe = recipe
         self._order: Order | None = None
+        self._loose: dict[str, torch.Tensor] = {}
         self._still: dict[str, torch.Tensor] = {}
         self._recorder: Recorder | None = None
         self._step = 0
-        self.sampler = Sampler(self._position)
+        self.sampler = Sampler(self._position, self._ready)
 
     @property
     def seconds(self) -> float:
@@ -82,6 +92,7 @@ class Recording:
                 advice="Make a new optimizer for this proof.",
             )
         self._order = Order(seed, self.recipe.samples, self.recipe.batch)
+        self._loose = {name: value.clone() for name, value in self._buffers(kept=False)}
         self._recording().start()
         self._seed(0)
 
@@ -108,20 +119,29 @@ class Recording:
         """So many steps of the shard are done."""
         if steps == 1:
             self._check_state()
+            self._warn_of_loose()
         self._recording().after_step()
         self._seed(steps)
 
     def finish(self) -> None:
         """The shard's steps are over; its sealing follows."""
         self._recording().finish()
-        self._still = {name: value.clone() for name, value in self._model.named_buffers()}
+        _, rest = named_state(self._model, self._optimizer)
+        if rest and (spoilt := next(not_finite(MemoryCheckpoint(rest)), None)):
+            raise WeightsError(
+                "the optimizer's state is not finite (NaN or infinity), and no verifier takes it",
+                place=spoilt,
+                advice="Training has all but diverged. The sealed shards are safe: close() this "
+                "prover, ask for terms with a lower rate, or start again on the same store.",
+            )
+        self._still = {name: value.clone() for name, value in self._buffers(kept=True)}
 
     def check_sealing(self) -> None:
         """Refuse a sealing in which anything but trained weights has changed."""
         changed = [
             name
-            for name, value in self._model.named_buffers()
-            if name in self._still and not torch.equal(value, self._still[name])
+            for name, value in self._buffers(kept=True)
+            if name in self._still and not _equal(value, self._still[name])
         ]
         for name in changed:
             self._model.get_buffer(name).copy_(self._still[name])
@@ -154,15 +174,43 @@ class Recording:
             names[id(parameter)]
             for group in self._optimizer.param_groups
             for parameter in group["params"]
-            if parameter.grad is None
+            if parameter not in self._optimizer.state
         ]
         if idle and self._optimizer.state:
             raise WeightsError(
-                "got no gradient in this step; replay needs a state of every parameter that is "
-                "trained",
+                "got no gradient in the first step; replay needs a state of every parameter that "
+                "is trained",
                 place=idle[0][:200],
-                advice="Freeze it (requires_grad_(False)) in the task's build_model, or use it.",
+                advice="Freeze it (requires_grad_(False)) in the task's build_model, or use it in "
+                "the first step; what is left out at random may be left out later.",
             )
+
+    def _buffers(self, *, kept: bool) -> Iterator[tuple[str, torch.Tensor]]:
+        """Buffers that the state dict keeps, or those that it leaves out."""
+        known = self._model.state_dict().keys()
+        return ((n, value) for n, value in self._model.named_buffers() if (n in known) == kept)
+
+    def _warn_of_loose(self) -> None:
+        """Say that a step has changed what no checkpoint holds."""
+        for name, value in self._buffers(kept=False):
+            before = self._loose.get(name)
+            if before is not None and value.shape == before.shape and not _equal(value, before):
+                warnings.warn(
+                    f"training changes {name}, which is not in the state dict. If steps depend on "
+                    "it they cannot be run again, and the proof will be rejected; register it with "
+                    "persistent=True",
+                    EmbeddingWarning,
+                    stacklevel=2,
+                )
+        self._loose = {}
+
+    def _ready(self, step: int) -> None:
+        """A batch is about to be handed out: a segment begins without gradients of the one before.
+
+        Who runs it again has none, and zeros are not the same as none to an optimizer.
+        """
+        if step % self.recipe.every == 0:
+            self._model.zero_grad(set_to_none=True)
 
     def _seed(self, steps: int) -> None:
         assert self._order is not None
@@ -177,3 +225,11 @@ class Recording:
     def _recording(self) -> Recorder:
         assert self._recorder is not None
         return self._recorder
+
+
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors have the same bits: NaN is equal to itself so."""
+    if (one.shape, one.dtype) != (other.shape, other.dtype):
+        return False
+    sides = (value.detach().reshape(-1).contiguous().view(torch.uint8) for value in (one, other))
+    return torch.equal(*sides)

@@ -83,6 +83,7 @@ def seal(
     setting: Setting,
     effort: Effort,
     evaluate: Evaluate | None,
+    replayed: bool = False,
 ) -> Sealed:
     """Turn the model's weights into W_x, in place, and commit to them.
 
@@ -94,6 +95,8 @@ def seal(
         setting: What the shard is sealed under.
         effort: What the shard took.
         evaluate: Measures the sealed weights, in evaluation mode.
+        replayed: Whether the sealing may be done again; what `evaluate` changes of the trained
+            weights, as an embedding with `max_norm` does in every pass, is then undone.
 
     Raises:
         BelowFloorError: They are below the terms' floor, so that no verifier would accept them.
@@ -110,7 +113,11 @@ def seal(
         fraction=terms.noise.fraction,
         sigma=setting.sigma,
     )
+    edited = {name: p.detach().clone() for name, p in parameters.items()} if replayed else {}
     metrics = _metrics(model, evaluate, terms.task.metric)
+    with torch.no_grad():
+        for name, value in edited.items():
+            parameters[name].copy_(value)
     _check_floor(metrics, terms, shard)
     checkpoint = checkpoint_of(model)
     reading = _read_back(checkpoint, embedder.mark, setting)

@@ -76,6 +76,7 @@ class Sealer:
                 setting=setting,
                 effort=effort,
                 evaluate=evaluate,
+                replayed=self._recording is not None,
             )
             # By its hash: fused optimizers and merging write past torch's count of writes.
             training.base.check_all()

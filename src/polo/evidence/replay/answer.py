@@ -140,7 +140,7 @@ class _Respondent:
                 self._put(sealed_file(number), checkpoint)
             if number + 1 in wanted:
                 self._tell("computing again", done, len(wanted))
-                with platform.adopted(self._timeline.records[number + 1].platform):
+                with platform.adopted(self._timeline.records[number + 1].platform, coarse=True):
                     self._shard(number + 1, checkpoint)
                 done += 1
         if done < len(wanted):
@@ -191,7 +191,7 @@ class _Respondent:
 
     def _show(self, engine: Engine, place: Place, boundary: int, prefix: str) -> None:
         model, rest = engine.state()
-        self._check(place, boundary, model, rest)
+        self._check(engine, place, boundary, model, rest)
         self._put(place.file(f"{prefix}model"), model)
         if rest is not None:
             self._put(place.file(f"{prefix}rest"), rest)
@@ -203,17 +203,25 @@ class _Respondent:
     def _show_sealing(self, engine: Engine, number: int) -> None:
         last = len(self._timeline.records[number].boundaries) - 1
         model, rest = engine.state()
-        self._check(Place(number, last), last, model, rest)
+        self._check(engine, Place(number, last), last, model, rest)
         self._put(sealing_file(number), model)
 
     def _check(
-        self, place: Place, boundary: int, model: Checkpoint, rest: Checkpoint | None
+        self,
+        engine: Engine,
+        place: Place,
+        boundary: int,
+        model: Checkpoint,
+        rest: Checkpoint | None,
     ) -> None:
         """Refuse to show a state that is not the recorded one: it would be rejected."""
         recorded = self._timeline.records[place.shard].boundaries[boundary]
         if (digest_of(model), digest_of(rest)) != (recorded.model, recorded.rest):
+            there = platform.parse(self._timeline.records[place.shard].platform, "record")
+            apart = ", ".join(platform.same(there, platform.describe(engine.device)))
             raise ChainError(
-                f"the state at boundary {boundary} does not come out as it was recorded",
+                f"the state at boundary {boundary} does not come out as it was recorded"
+                + (f", on another platform than here ({apart})" if apart else ""),
                 place=f"shard {place.shard}",
                 advice="Are these the arrays it was trained on, and is this the machine? Was every "
                 "batch taken from prover.sampler, and does your loop do exactly what the task's "

@@ -177,9 +177,16 @@ class Engine(Stepper):
             if recorder:
                 recorder.after_step()
 
+        def fresh() -> Iterator[Batch]:
+            for at, batch in enumerate(batches, first):
+                # As in training: gradients are no part of the state that a segment starts from.
+                if at % self._recipe.every == 0:
+                    self.model.zero_grad(set_to_none=True)
+                yield batch
+
         return self.steps(
             self._shard.before + first,
-            batches,
+            fresh(),
             lambda at: self._order.seed(first + at),
             pressed=pressed,
             stepped=after,

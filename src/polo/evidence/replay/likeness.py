@@ -259,9 +259,12 @@ class _Sketch:
                 drawn = torch.randint(0, 2 * _WIDTH, slope.shape, generator=self._generator)
                 self._places[name] = drawn.to(slope.device)
             if slope.device not in sums:
-                sums[slope.device] = torch.zeros(2 * _WIDTH, device=slope.device)
+                sums[slope.device] = torch.zeros(
+                    2 * _WIDTH, dtype=torch.float32, device=slope.device
+                )
             sums[slope.device].index_add_(0, self._places[name], slope)
-        total = sum((each.cpu() for each in sums.values()), torch.zeros(2 * _WIDTH))
+        nothing = torch.zeros(2 * _WIDTH, dtype=torch.float32, device="cpu")
+        total = sum((each.cpu() for each in sums.values()), nothing)
         return total[:_WIDTH] - total[_WIDTH:]
 
     @staticmethod

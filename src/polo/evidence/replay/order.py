@@ -146,10 +146,16 @@ class Sampler:
 
     Args:
         current: Tells the order of the current shard and its next step.
+        ready: Called whenever a batch is about to be handed out, with the prover's next step.
     """
 
-    def __init__(self, current: Callable[[], tuple[Order, int]]) -> None:
+    def __init__(
+        self,
+        current: Callable[[], tuple[Order, int]],
+        ready: Callable[[int], None] = lambda _: None,
+    ) -> None:
         self._current = current
+        self._ready = ready
         self._passed: tuple[Order, int, int] | None = None
 
     def passed_over(self) -> int:
@@ -170,10 +176,21 @@ class Sampler:
 
     def __iter__(self) -> Iterator[list[Drawn]]:
         """The batches of an epoch."""
+        return _Seeding(self._batches(), self._prepare)
+
+    def _prepare(self) -> None:
+        """Make ready for the step where the prover is, whatever was drawn since the last one.
+
+        A loader takes a number from torch's generator when it starts, and so does one that a model
+        is tested with between two steps.
+        """
+        order, step = self._current()
+        seed_generators(order.seed(step))
+        self._ready(step)
+
+    def _batches(self) -> Iterator[list[Drawn]]:
         order, step = self._current()
         self._passed = None
-        # A loader takes a number from torch's generator when it starts.
-        seed_generators(order.seed(step))
         ahead, behind = False, None
         for _ in range(order.steps_per_pass):
             yield order.drawn(step)
@@ -192,3 +209,19 @@ class Sampler:
                 order, step, ahead, behind = now, at, False, None
         if behind is not None:
             self._passed = order, step, behind
+
+
+class _Seeding(Iterator[list[Drawn]]):
+    """Batches, before each of which something is done.
+
+    A loader with workers asks for a batch to be loaded whenever it hands one out, and still does
+    when there are no more; so it is done right before each is handed out there, too.
+    """
+
+    def __init__(self, batches: Iterator[list[Drawn]], prepare: Callable[[], None]) -> None:
+        self._batches = batches
+        self._prepare = prepare
+
+    def __next__(self) -> list[Drawn]:
+        self._prepare()
+        return next(self._batches)

@@ -7,6 +7,7 @@ A record holds a description as text, and what comes from a prover is read with 
 Specification: docs/protocol.md, section 17.3.
 """
 
+import functools
 import hashlib
 import os
 import platform
@@ -79,7 +80,17 @@ def describe(device: "torch.device | str") -> dict[str, str]:
     found = {key: value for key, value in found.items() if USUAL.get(key) != value}
     # Printable ASCII: whatever a driver calls its device, the text stays short.
     plain = {key: value.encode("ascii", "replace").decode() for key, value in found.items()}
-    return {key: value[:_LONGEST] for key, value in sorted(plain.items())}
+    return _fitting({key: value[:_LONGEST] for key, value in sorted(plain.items())})
+
+
+def _fitting(description: dict[str, str]) -> dict[str, str]:
+    """The description; one with a hash for all that is unusual if a record could not hold it."""
+    if len(canonical.encode(description)) <= SIZE:
+        return description
+    unusual = {key: description[key] for key in description.keys() & {*USUAL, "kernels"}}
+    digest = hashlib.sha256(canonical.encode(unusual)).hexdigest()[:_LONGEST]
+    usual = {key: value for key, value in description.items() if key not in unusual}
+    return dict(sorted({**usual, "unusual": digest}.items()))
 
 
 def text_of(description: Mapping[str, str]) -> str:
@@ -152,12 +163,16 @@ def device_for(text: str, device: str | None = None) -> str:
 
 
 @contextmanager
-def adopted(text: str) -> Iterator[None]:
+def adopted(text: str, *, coarse: bool = False) -> Iterator[None]:
     """Take over the settings of a description, as far as they are settings, for a while.
 
     Values that no honest description has are left alone, and so are those that would make sums or
     products less exact than they are here: how exact steps are is the verifier's choice. The
     descriptions then differ.
+
+    Args:
+        text: The description.
+        coarse: Take those over, too: for a prover, whose own description it is.
     """
     import torch
 
@@ -170,10 +185,12 @@ def adopted(text: str) -> Iterator[None]:
         strict = _WORDS.get(wanted.get("deterministic", ""))
         if strict is not None and strict != torch.are_deterministic_algorithms_enabled():
             stack.callback(_be_deterministic, *_determinism())
-            _be_deterministic(strict, False)
+            # The kernels are the same, and what has no such kernel need not fail here.
+            _be_deterministic(strict, True)
         for key, (owner, attribute) in _settings(wanted.get("device", "")).items():
             word = wanted.get(key, USUAL.get(key, ""))
-            _adopt(stack, owner, attribute, word, coarse=key in _COARSE)
+            if coarse or not _coarser(key, getattr(owner, attribute), word):
+                _adopt(stack, owner, attribute, word)
         yield
 
 
@@ -198,18 +215,23 @@ def _be_deterministic(strict: bool, warn_only: bool) -> None:
     torch.use_deterministic_algorithms(strict, warn_only=warn_only)
 
 
-def _adopt(stack: ExitStack, owner: Any, attribute: str, word: str, *, coarse: bool) -> None:
+def _coarser(key: str, now: bool | str, word: str) -> bool:
+    """Whether a switch would make sums or products less exact than it does now."""
+    if isinstance(now, bool):
+        return key in _COARSE and word == "on"
+    return _PRECISIONS.get(word, 0) < _PRECISIONS.get(now, 0)
+
+
+def _adopt(stack: ExitStack, owner: Any, attribute: str, word: str) -> None:
     """Set one switch for a while, if the word is one of its values."""
     now = getattr(owner, attribute)
     if isinstance(now, bool) and word in _WORDS:
         value = _WORDS[word]
-        coarser = value and coarse
     elif isinstance(now, str) and word in _PRECISIONS:
         value = word
-        coarser = _PRECISIONS[word] < _PRECISIONS.get(now, 0)
     else:
         return
-    if value != now and not coarser:
+    if value != now:
         stack.callback(setattr, owner, attribute, now)
         setattr(owner, attribute, value)
 
@@ -298,7 +320,7 @@ def _cpu() -> dict[str, str]:
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "threads": str(torch.get_num_threads()),
         "mkl": _spelled(torch.backends.mkl.is_available()),
-        "denormals": "kept" if torch.tensor(_DENORMAL).mul(1.0).item() else "flushed",
+        "denormals": _denormals(),
     }
 
 
@@ -310,6 +332,14 @@ def _chosen(names: Iterable[str]) -> dict[str, str]:
     return {"kernels": said} if said else {}
 
 
+def _denormals() -> str:
+    import torch
+
+    tiny = torch.tensor(_DENORMAL, dtype=torch.float32, device="cpu")
+    return "kept" if tiny.mul(1.0).item() else "flushed"
+
+
+@functools.cache
 def _processor() -> str:
     """Name, family and model: cloud machines often give a bare name."""
     facts: dict[str, str] = {}

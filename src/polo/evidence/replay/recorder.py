@@ -129,8 +129,12 @@ class Recorder:
         self._check()
         self._resume()
         self._steps += 1
+        if self._steps == 1:
+            # Settings may have changed since a shard began, as long as no step was made.
+            self._platform = platform.text_of(platform.describe(self._device))
         if self._steps % self._every == 0:
             with self._timed():
+                self._check_platform()
                 self._snapshot(last=False)
 
     def wait(self) -> None:
@@ -146,6 +150,7 @@ class Recorder:
         with self._timed():
             self._check()
             if self._tail is None and self._steps % self._every:
+                self._check_platform()
                 self._snapshot(last=True)
 
     def finish(self) -> Unsealed:
@@ -255,6 +260,18 @@ class Recorder:
             raise ChainError(
                 "an earlier snapshot was interrupted, so the record of this shard has a gap",
                 advice="Go back to the last sealed checkpoint, and start the shard again.",
+            )
+
+    def _check_platform(self) -> None:
+        """Refuse steps that others cannot make again: they take one setting for a whole shard."""
+        now = platform.describe(self._device)
+        if changed := platform.same(platform.parse(self._platform, "platform"), now):
+            raise ChainError(
+                f"has changed within a shard, whose steps are run again in one setting: "
+                f"{', '.join(changed)}",
+                place="torch",
+                advice="Set it before the first step of a shard and leave it. The sealed shards "
+                "are safe; close() and start again on the same store.",
             )
 
     @contextlib.contextmanager

@@ -96,7 +96,8 @@ class Stepper:
         try:
             for at, batch in enumerate(batches):
                 seed_generators(seed(at))
-                self._task.train_step(self.model, self.optimizer, batch)
+                with torch.enable_grad():
+                    self._task.train_step(self.model, self.optimizer, batch)
                 if done != at + 1:
                     raise TaskError(
                         f"train_step of the task {self._task.name!r} made {done - at} optimizer "
@@ -127,7 +128,8 @@ def slopes(
 ) -> dict[str, torch.Tensor]:
     """The gradients that a task's step would follow; it is not taken.
 
-    Buffers change as in a step. What is returned changes with the next call.
+    Buffers change as in a step. What is returned changes with the next call. The batch stays as it
+    is, whatever the task does to what it is given.
     """
 
     def stop(_: torch.Tensor | float) -> None:
@@ -138,7 +140,8 @@ def slopes(
     optimizer.zero_grad(set_to_none=True)
     try:
         seed_generators(seed)
-        task.train_step(model, optimizer, batch)
+        with torch.enable_grad():
+            task.train_step(model, optimizer, {name: v.clone() for name, v in batch.items()})
     except _StoppedError:
         found = _trained(model, optimizer).items()
         return {name: p.grad for name, p in found if p.grad is not None}
