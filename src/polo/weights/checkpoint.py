@@ -156,7 +156,12 @@ def _dtype(value: Any, name: str) -> str:
         )
     odd = value.is_quantized or value.is_meta or value.is_nested
     if odd or str(value.layout) != "torch.strided":
-        raise WeightsError("only dense tensors with values have canonical bytes", place=name)
+        raise WeightsError(
+            "only dense tensors with values have canonical bytes",
+            place=name,
+            advice="Where an optimizer keeps sparse momentum, take the momentum out or use dense "
+            "gradients: nn.Embedding(sparse=False).",
+        )
     return dtypes.name_of_torch(value.dtype, place=name)
 
 

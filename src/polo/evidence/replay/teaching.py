@@ -139,7 +139,8 @@ class Teaching:
             figures["clear"] = clear
             enough = enough and clear >= least / 2
         status = Status.PASSED if enough else Status.FAILED
-        advice = "Losses that are flat where a sample is learned (hinges) need a lower `effect`."
+        advice = "Losses that are flat where a sample is learned (hinges; cross-entropy that has "
+        advice += "come down to exactly zero) need fewer steps, smoothed labels or less `effect`."
         advice = advice if status is Status.FAILED else ""
         return Check("effect", status, detail, figures=figures, advice=advice, level=LEVEL)
 
