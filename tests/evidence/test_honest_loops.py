@@ -74,6 +74,23 @@ def test_a_test_between_two_steps_draws_what_it_likes(
     assert is_exact(made.replayed(tmp_path / "answer"))
 
 
+def test_a_loop_may_fetch_the_next_batch_before_it_steps(
+    task: Any, train: Train, tmp_path: Path
+) -> None:
+    def loop(run: Any) -> None:
+        batches = (run.source.batch(numbers) for numbers in run.prover.sampler)
+        batch = next(batches)
+        while batch is not None:
+            run.model.train()
+            run.optimizer.zero_grad()
+            nn.functional.cross_entropy(run.model(batch["point"]), batch["label"]).backward()
+            batch = next(batches, None)
+            run.optimizer.step()
+
+    made = train(tmp_path / "proof", task=type(task)(dropping), loop=loop)
+    assert is_exact(made.replayed(tmp_path / "answer"))
+
+
 def normalised(self: Any, model: Any, optimizer: Any, batch: dict[str, torch.Tensor]) -> None:
     batch["point"].sub_(3.0).div_(0.25)
     model.train()

@@ -63,7 +63,7 @@ class Recording:
         self._still: dict[str, torch.Tensor] = {}
         self._recorder: Recorder | None = None
         self._step = 0
-        self.sampler = Sampler(self._position, self._ready)
+        self.sampler = Sampler(self._position)
 
     @property
     def seconds(self) -> float:
@@ -94,6 +94,7 @@ class Recording:
         self._order = Order(seed, self.recipe.samples, self.recipe.batch)
         self._loose = {name: value.clone() for name, value in self._buffers(kept=False)}
         self._recording().start()
+        self._drop_gradients()
         self._seed(0)
 
     def check(self) -> None:
@@ -121,6 +122,8 @@ class Recording:
             self._check_state()
             self._warn_of_loose()
         self._recording().after_step()
+        if steps % self.recipe.every == 0:
+            self._drop_gradients()
         self._seed(steps)
 
     def finish(self) -> None:
@@ -204,13 +207,9 @@ class Recording:
                 )
         self._loose = {}
 
-    def _ready(self, step: int) -> None:
-        """A batch is about to be handed out: a segment begins without gradients of the one before.
-
-        Who runs it again has none, and zeros are not the same as none to an optimizer.
-        """
-        if step % self.recipe.every == 0:
-            self._model.zero_grad(set_to_none=True)
+    def _drop_gradients(self) -> None:
+        """Begin a segment without any: who runs it again has none, and zeros are not the same."""
+        self._model.zero_grad(set_to_none=True)
 
     def _seed(self, steps: int) -> None:
         assert self._order is not None

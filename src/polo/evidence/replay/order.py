@@ -146,16 +146,10 @@ class Sampler:
 
     Args:
         current: Tells the order of the current shard and its next step.
-        ready: Called whenever a batch is about to be handed out, with the prover's next step.
     """
 
-    def __init__(
-        self,
-        current: Callable[[], tuple[Order, int]],
-        ready: Callable[[int], None] = lambda _: None,
-    ) -> None:
+    def __init__(self, current: Callable[[], tuple[Order, int]]) -> None:
         self._current = current
-        self._ready = ready
         self._passed: tuple[Order, int, int] | None = None
 
     def passed_over(self) -> int:
@@ -176,17 +170,16 @@ class Sampler:
 
     def __iter__(self) -> Iterator[list[Drawn]]:
         """The batches of an epoch."""
-        return _Seeding(self._batches(), self._prepare)
+        return _Seeding(self._batches(), self._seed)
 
-    def _prepare(self) -> None:
-        """Make ready for the step where the prover is, whatever was drawn since the last one.
+    def _seed(self) -> None:
+        """Seed for the step where the prover is, whatever was drawn since the last one.
 
         A loader takes a number from torch's generator when it starts, and so does one that a model
         is tested with between two steps.
         """
         order, step = self._current()
         seed_generators(order.seed(step))
-        self._ready(step)
 
     def _batches(self) -> Iterator[list[Drawn]]:
         order, step = self._current()
@@ -212,16 +205,16 @@ class Sampler:
 
 
 class _Seeding(Iterator[list[Drawn]]):
-    """Batches, before each of which something is done.
+    """Batches, before each of which generators are seeded.
 
     A loader with workers asks for a batch to be loaded whenever it hands one out, and still does
-    when there are no more; so it is done right before each is handed out there, too.
+    when there are no more; so they are seeded right before each is handed out there, too.
     """
 
-    def __init__(self, batches: Iterator[list[Drawn]], prepare: Callable[[], None]) -> None:
+    def __init__(self, batches: Iterator[list[Drawn]], seed: Callable[[], None]) -> None:
         self._batches = batches
-        self._prepare = prepare
+        self._seed = seed
 
     def __next__(self) -> list[Drawn]:
-        self._prepare()
+        self._seed()
         return next(self._batches)
