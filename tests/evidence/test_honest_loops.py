@@ -1,7 +1,9 @@
 """Level replay does not reject who trained honestly, whatever their loops and models do besides."""
 
+import itertools
 import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import DataLoader, Dataset
 
 import polo
@@ -91,6 +94,85 @@ def test_a_loop_may_fetch_the_next_batch_before_it_steps(
     assert is_exact(made.replayed(tmp_path / "answer"))
 
 
+def test_a_loop_may_look_at_gradients_after_the_step(
+    task: Any, train: Train, tmp_path: Path
+) -> None:
+    norms = []
+
+    def loop(run: Any) -> None:
+        plain_loop_with(run, lambda: norms.append(run.model[0].weight.grad.norm().item()))
+
+    made = train(tmp_path / "proof", task=type(task)(dropping), loop=loop)
+    assert min(norms) > 0
+    assert is_exact(made.replayed(tmp_path / "answer"))
+
+
+def plain_loop_with(run: Any, after: Callable[[], object]) -> None:
+    for numbers in run.prover.sampler:
+        run.task.train_step(run.model, run.optimizer, run.source.batch(numbers))
+        after()
+
+
+def test_gradients_may_stay_in_the_same_memory(task: Any, train: Train, tmp_path: Path) -> None:
+    """As those of a captured graph do, which torch does not see written; or as views of one."""
+
+    def loop(run: Any) -> None:
+        parameters = list(run.model.parameters())
+        for parameter in parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        for numbers in run.prover.sampler:
+            batch = run.source.batch(numbers)
+            run.model.train()
+            loss = nn.functional.cross_entropy(run.model(batch["point"]), batch["label"])
+            for parameter, found in zip(
+                parameters, torch.autograd.grad(loss, parameters), strict=True
+            ):
+                parameter.grad.data.copy_(found)
+            run.optimizer.step()
+
+    made = train(tmp_path / "proof", task=type(task)(dropping), loop=loop)
+    assert is_exact(made.replayed(tmp_path / "answer"))
+
+
+def test_batches_may_be_fetched_by_another_thread(task: Any, train: Train, tmp_path: Path) -> None:
+    def loop(run: Any) -> None:
+        with ThreadPoolExecutor(1) as pool:
+            batches = iter(run.prover.sampler)
+            coming = pool.submit(next, batches, None)
+            while (numbers := coming.result()) is not None:
+                # In the middle of the step: it has drawn already, and will draw again.
+                def forward(points: Any) -> Any:
+                    nonlocal coming
+                    coming = pool.submit(next, batches, None)
+                    coming.exception()
+                    return run.model(points)
+
+                run.task.train_step(
+                    Detour(run.model, forward), run.optimizer, run.source.batch(numbers)
+                )
+
+    def twice(self: Any, model: Any, optimizer: Any, batch: Any) -> None:
+        optimizer.zero_grad()
+        model.train()
+        scores = model(batch["point"] * (1 + 0.01 * torch.rand(())))
+        nn.functional.cross_entropy(scores, batch["label"]).backward()
+        optimizer.step()
+
+    made = train(tmp_path / "proof", task=changed(task, train_step=twice)(dropping), loop=loop)
+    assert is_exact(made.replayed(tmp_path / "answer"))
+
+
+class Detour:
+    """A model with another way forward."""
+
+    def __init__(self, model: nn.Module, forward: Callable[[Any], Any]) -> None:
+        self.train = model.train
+        self.forward = forward
+
+    def __call__(self, points: torch.Tensor) -> Any:
+        return self.forward(points)
+
+
 def normalised(self: Any, model: Any, optimizer: Any, batch: dict[str, torch.Tensor]) -> None:
     batch["point"].sub_(3.0).div_(0.25)
     model.train()
@@ -124,8 +206,8 @@ class Skipping(nn.Module):
         x = self.first(x).relu()
         if self.training:
             self.calls += 1
-        # Of eight steps a shard: the first of each but the first, the last of a segment, and one.
-        if not self.training or int(self.calls) == 1 or int(self.calls) % 8 not in (1, 3, 5):
+        # Of eight steps a shard, in segments of three: first ones of segments, and another.
+        if not self.training or int(self.calls) == 1 or int(self.calls) % 8 not in (1, 4, 5):
             x = x + self.other(x).relu()
         found: torch.Tensor = self.head(x)
         return found
@@ -169,6 +251,55 @@ def test_what_a_test_does_to_the_sealed_weights_is_undone(
     assert is_exact(made.replayed(tmp_path / "answer"))
 
 
+def test_a_test_that_leaves_other_weights_in_is_refused(
+    training: Callable[..., Any], tmp_path: Path
+) -> None:
+    run = training(tmp_path / "proof")
+
+    def evaluate() -> float:
+        with torch.no_grad():
+            for parameter in run.model.parameters():
+                parameter.add_(torch.randn_like(parameter))
+        return float(run.task.evaluate(run.model))
+
+    with run.prover.attach(run.model, run.optimizer, evaluate=evaluate):
+        plain_loop_with(run, lambda: None)
+        with pytest.raises(ChainError, match="changes the weights, and measures them otherwise"):
+            run.prover.end_epoch()
+    assert run.prover.shards == 0
+    run.prover.close()
+
+
+def test_a_setting_may_be_put_back_before_a_shard_ends(
+    task: Any, train: Train, tmp_path: Path
+) -> None:
+    def loop(run: Any) -> None:
+        with sdpa_kernel(SDPBackend.MATH):
+            plain_loop_with(run, lambda: None)
+
+    made = train(tmp_path / "proof", task=type(task)(dropping), loop=loop)
+    assert is_exact(made.replayed(tmp_path / "answer"))
+
+
+def test_a_verifiers_own_settings_are_no_fault_of_the_provers(
+    task: Any, train: Train, tmp_path: Path
+) -> None:
+    turns = itertools.count()
+
+    def moving(self: Any, model: Any, optimizer: Any, batch: Any) -> None:
+        type(task).train_step(self, model, optimizer, batch)
+        torch.use_deterministic_algorithms(next(turns) % 2 == 0, warn_only=True)
+
+    made = train(tmp_path / "proof")
+    challenge = made.everything()
+    answer = made.answer(challenge, tmp_path / "answer")
+    try:
+        verdict = made.verify(challenge, answer, task=changed(task, train_step=moving)())
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert verdict.outcome is not Outcome.REJECTED, verdict.headline()
+
+
 class Large(nn.Module):
     """A single number that is larger than all weights together."""
 
@@ -205,7 +336,7 @@ def test_noise_of_a_single_number_may_go_far(
     assert 5 * scale < seen[0][1] < 10 * scale
 
 
-def test_who_trained_less_exactly_answers_from_another_process(
+def test_who_trained_less_exactly_answers_where_less_is_not_usual(
     train: Train, training: Callable[..., Any], tmp_path: Path
 ) -> None:
     matmul = torch.backends.mkldnn.matmul
@@ -339,8 +470,10 @@ def test_samples_that_nobody_could_be_shown_are_refused_first(
         point[3, 5] = math.nan
         return {**found, "point": point}
 
+    run = training(tmp_path / "proof", task=changed(task, train_columns=columns)())
     with pytest.raises(TermsError, match="column point: holds NaN"):
-        training(tmp_path / "proof", task=changed(task, train_columns=columns)())
+        run.epochs(1)
+    run.prover.close()
 
 
 def test_an_optimizer_whose_state_no_verifier_takes_is_refused_before_sealing(

@@ -220,7 +220,7 @@ def test_what_changes_results_changes_the_description() -> None:
     ]
 
 
-def test_kernels_of_attention_are_taken_over() -> None:
+def test_kernels_of_attention_are_taken_over_by_a_prover_who_answers() -> None:
     cuda: Any = torch.backends.cuda
     here, query = platform.describe("cpu"), torch.randn(2, 4, 64, 32)
 
@@ -234,7 +234,10 @@ def test_kernels_of_attention_are_taken_over() -> None:
     finally:
         cuda.enable_flash_sdp(True)
     assert platform.same(here, there) == ["attention_flash: on and off"]
+    # At a verifier they could take all of the memory.
     with platform.adopted(platform.text_of(there)):
+        assert platform.describe("cpu") == here
+    with platform.adopted(platform.text_of(there), own=True):
         assert platform.describe("cpu") == there
         assert torch.equal(attended(), theirs)
         # Whose description says nothing of it has what is usual.
@@ -248,7 +251,7 @@ def test_nobodys_word_turns_off_what_a_step_cannot_do_without() -> None:
     off = dict.fromkeys(("cudnn", "efficient", "flash", "math"), "off")
     words = {f"attention_{name}": word for name, word in off.items()}
     query = torch.randn(1, 1, 8, 8)
-    with platform.adopted(platform.text_of({**platform.describe("cpu"), **words})):
+    with platform.adopted(platform.text_of({**platform.describe("cpu"), **words}), own=True):
         assert cuda.math_sdp_enabled()
         assert not cuda.flash_sdp_enabled()
         functional.scaled_dot_product_attention(query, query, query)
@@ -268,6 +271,20 @@ def test_very_small_numbers_that_are_flushed_are_said() -> None:
         torch.set_flush_denormal(False)
     with platform.adopted(platform.text_of({**here, "denormals": "flushed"})):
         assert platform.describe("cpu") == here
+    with platform.adopted(platform.text_of({**here, "denormals": "flushed"}), own=True):
+        assert platform.describe("cpu")["denormals"] == "flushed"
+    assert platform.describe("cpu") == here
+
+
+def test_what_a_hash_stands_for_is_left_as_it_is() -> None:
+    cuda: Any = torch.backends.cuda
+    text = platform.text_of({**platform.describe("cpu"), "unusual": "0" * 48})
+    cuda.enable_flash_sdp(False)
+    try:
+        with platform.adopted(text):
+            assert not cuda.flash_sdp_enabled()
+    finally:
+        cuda.enable_flash_sdp(True)
 
 
 def test_kernels_that_the_environment_chose_are_said(monkeypatch: pytest.MonkeyPatch) -> None:

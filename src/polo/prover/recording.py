@@ -1,11 +1,13 @@
 """The prover's side of level replay: the declared rates and order, and the record of states."""
 
+import math
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.weak import TensorWeakRef
 
 from polo.errors import ChainError, TermsError, WeightsError
 from polo.evidence.replay.data import DataSource
@@ -51,15 +53,11 @@ class Recording:
                 "the data are not those that the terms name by their root",
                 advice="Load the same arrays, with the secret that made the enrolled data.json.",
             )
-        if spoilt := data.not_finite():
-            raise TermsError(
-                "holds NaN or infinity, and samples are shown with finite numbers only",
-                place=f"column {spoilt}",
-                advice="Fill in what is missing before you commit to the data, and enrol anew.",
-            )
         self.recipe = recipe
         self._order: Order | None = None
+        self._data = data
         self._loose: dict[str, torch.Tensor] = {}
+        self._left: dict[str, tuple[TensorWeakRef, int]] = {}
         self._still: dict[str, torch.Tensor] = {}
         self._recorder: Recorder | None = None
         self._step = 0
@@ -91,10 +89,13 @@ class Recording:
                 "the optimizer has been used before, so the first step could not be run again",
                 advice="Make a new optimizer for this proof.",
             )
+        if first:
+            self._check_data()
+            self._loose = {name: value.clone() for name, value in self._buffers(kept=False)}
         self._order = Order(seed, self.recipe.samples, self.recipe.batch)
-        self._loose = {name: value.clone() for name, value in self._buffers(kept=False)}
+        self.sampler.follow()
         self._recording().start()
-        self._drop_gradients()
+        self._note_gradients()
         self._seed(0)
 
     def check(self) -> None:
@@ -114,6 +115,7 @@ class Recording:
 
     def before_step(self, step: int) -> None:
         """Set the rate of a step of the whole chain."""
+        self._drop_left()
         self.recipe.set_rate(self._optimizer, step)
 
     def after_step(self, steps: int) -> None:
@@ -123,7 +125,8 @@ class Recording:
             self._warn_of_loose()
         self._recording().after_step()
         if steps % self.recipe.every == 0:
-            self._drop_gradients()
+            self._recording().check_platform()
+            self._note_gradients()
         self._seed(steps)
 
     def finish(self) -> None:
@@ -188,16 +191,27 @@ class Recording:
                 "the first step; what is left out at random may be left out later.",
             )
 
+    def _check_data(self) -> None:
+        if spoilt := self._data.not_finite():
+            raise TermsError(
+                "holds NaN or infinity, and samples are shown with finite numbers only",
+                place=f"column {spoilt}",
+                advice="Fill in what is missing before you commit to the data, and enrol anew.",
+            )
+
     def _buffers(self, *, kept: bool) -> Iterator[tuple[str, torch.Tensor]]:
         """Buffers that the state dict keeps, or those that it leaves out."""
-        known = self._model.state_dict().keys()
-        return ((n, value) for n, value in self._model.named_buffers() if (n in known) == kept)
+        known = {id(value) for value in self._model.state_dict(keep_vars=True).values()}
+        found = self._model.named_buffers()
+        return ((name, value) for name, value in found if (id(value) in known) == kept)
 
     def _warn_of_loose(self) -> None:
         """Say that a step has changed what no checkpoint holds."""
         for name, value in self._buffers(kept=False):
             before = self._loose.get(name)
-            if before is not None and value.shape == before.shape and not _equal(value, before):
+            # A cache that grows, or moves to another device, is no state of training.
+            alike = before is not None and _kind(value) == _kind(before)
+            if before is not None and alike and not _equal(value, before):
                 warnings.warn(
                     f"training changes {name}, which is not in the state dict. If steps depend on "
                     "it they cannot be run again, and the proof will be rejected; register it with "
@@ -207,9 +221,34 @@ class Recording:
                 )
         self._loose = {}
 
-    def _drop_gradients(self) -> None:
-        """Begin a segment without any: who runs it again has none, and zeros are not the same."""
-        self._model.zero_grad(set_to_none=True)
+    def _note_gradients(self) -> None:
+        """A segment ends: note which gradients are left over, and how often each was written."""
+        self._left = {
+            name: (TensorWeakRef(parameter.grad), parameter.grad._version)
+            for name, parameter in self._model.named_parameters()
+            if parameter.grad is not None
+        }
+
+    def _drop_left(self) -> None:
+        """In the first step of a segment, drop gradients that are left over from the one before.
+
+        A layer that the step leaves out has zeros where a loop does not drop gradients. To an
+        optimizer zeros are not the same as none, and who runs the segment again has none. They were
+        written less often than others since; where torch knows of no writing at all (graphs on a
+        GPU), nothing is dropped.
+        """
+        if not self._left:
+            return
+        written = {
+            name: _written(parameter.grad, *self._left.get(name, (None, 0)))
+            for name, parameter in self._model.named_parameters()
+            if parameter.grad is not None
+        }
+        most, self._left = max(written.values(), default=0.0), {}
+        for name, parameter in self._model.named_parameters():
+            found = parameter.grad if written.get(name, most) < most else None
+            if found is not None and not found.is_sparse and not found.any():
+                parameter.grad = None
 
     def _seed(self, steps: int) -> None:
         assert self._order is not None
@@ -226,9 +265,20 @@ class Recording:
         return self._recorder
 
 
+def _written(gradient: torch.Tensor | None, noted: TensorWeakRef | None, version: int) -> float:
+    """How often a gradient was written since it was noted; endlessly often if it is another one."""
+    if gradient is None or noted is None or noted() is not gradient:
+        return math.inf
+    return gradient._version - version
+
+
+def _kind(value: torch.Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
+    return value.shape, value.dtype, value.device
+
+
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors have the same bits: NaN is equal to itself so."""
-    if (one.shape, one.dtype) != (other.shape, other.dtype):
+    if _kind(one) != _kind(other):
         return False
     sides = (value.detach().reshape(-1).contiguous().view(torch.uint8) for value in (one, other))
     return torch.equal(*sides)

@@ -113,11 +113,10 @@ def seal(
         fraction=terms.noise.fraction,
         sigma=setting.sigma,
     )
-    edited = {name: p.detach().clone() for name, p in parameters.items()} if replayed else {}
-    metrics = _metrics(model, evaluate, terms.task.metric)
-    with torch.no_grad():
-        for name, value in edited.items():
-            parameters[name].copy_(value)
+    if replayed:
+        metrics = _measured(model, parameters, evaluate, terms.task.metric)
+    else:
+        metrics = _metrics(model, evaluate, terms.task.metric)
     _check_floor(metrics, terms, shard)
     checkpoint = checkpoint_of(model)
     reading = _read_back(checkpoint, embedder.mark, setting)
@@ -179,6 +178,43 @@ def _metrics(model: torch.nn.Module, evaluate: Evaluate | None, metric: str) -> 
             "is no rate goes by another name: {'accuracy': 0.93, 'loss': 1.7}.",
         )
     return found
+
+
+def _measured(
+    model: torch.nn.Module,
+    parameters: Mapping[str, torch.nn.Parameter],
+    evaluate: Evaluate | None,
+    metric: str,
+) -> dict[str, int]:
+    """What `evaluate` measures; the weights are put back if it changes them.
+
+    An embedding with `max_norm` does so in every pass, to the same end each time. Who leaves other
+    weights in has measured those, and hears of it.
+    """
+    before = {name: p.detach().cpu().clone() for name, p in parameters.items()}
+    first = _metrics(model, evaluate, metric)
+    if not _put_back(parameters, before):
+        return first
+    again = _metrics(model, evaluate, metric)
+    _put_back(parameters, before)
+    if again != first:
+        raise ChainError(
+            "evaluate() changes the weights, and measures them otherwise the next time; a verifier "
+            "measures those that are sealed",
+            advice="Measure the attached model as it is, and leave it so.",
+        )
+    return first
+
+
+@torch.no_grad()
+def _put_back(
+    parameters: Mapping[str, torch.nn.Parameter], before: Mapping[str, torch.Tensor]
+) -> bool:
+    """Put weights back where they are not what they were; whether any was not."""
+    changed = [name for name, p in parameters.items() if not torch.equal(p.cpu(), before[name])]
+    for name in changed:
+        parameters[name].copy_(before[name])
+    return bool(changed)
 
 
 def _check_floor(metrics: Mapping[str, int], terms: Terms, shard: int) -> None:

@@ -140,7 +140,7 @@ class _Respondent:
                 self._put(sealed_file(number), checkpoint)
             if number + 1 in wanted:
                 self._tell("computing again", done, len(wanted))
-                with platform.adopted(self._timeline.records[number + 1].platform, coarse=True):
+                with platform.adopted(self._timeline.records[number + 1].platform, own=True):
                     self._shard(number + 1, checkpoint)
                 done += 1
         if done < len(wanted):

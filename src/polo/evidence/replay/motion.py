@@ -28,8 +28,8 @@ from polo.weights.checkpoint import Checkpoint
 _ROUNDING = 1e-3
 _LAST = 1e-6
 _SPREAD = 0.02
-_TAIL = 40.0
-"""Squares of a few numbers stray farther than those of many: so many times the largest σ²."""
+_DEVIATIONS, _TAIL = 6.0, 40.0
+"""How far a sum of squares strays: so many standard deviations; for few numbers so many σ²."""
 
 _STRIP = 2**16
 """Weights that are compared at a time: so few that the differences need no fresh memory."""
@@ -118,15 +118,17 @@ class Motion:
         sigma = self._timeline.manifest.shards[number - 1].noise.sigma
         share = (terms.noise.fraction * 256 // MILLION) / 256
         marked = self._marked(values, seed)
-        energy = variance = largest = 0.0
+        energy = variance = tail = 0.0
         for at, flat in values.items():
             count = len(flat) - sum(len(part) for part in marked.get(at, ()))
             scale = obfuscation.scale_of(flat, sigma)
             square = scale * scale
             energy += share * count * square
-            variance += (3 * share - share**2) * count * square * square
-            largest = max(largest, square if share * count else 0.0)
-        spread = _SPREAD * energy + 6 * math.sqrt(variance) + _TAIL * largest
+            own = (3 * share - share**2) * count
+            variance += own * square * square
+            if own:
+                tail = max(tail, square * (_TAIL - _DEVIATIONS * math.sqrt(own)))
+        spread = _SPREAD * energy + _DEVIATIONS * math.sqrt(variance) + tail
         budget = terms.finish.budget / MILLION
         norm = _norm(part for parts in marked.values() for part in parts)
         edit = norm * budget / max(1 - budget, 1e-6)

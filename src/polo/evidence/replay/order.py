@@ -8,6 +8,7 @@ Specification: docs/protocol.md, section 16.2.
 
 import functools
 import random
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -150,6 +151,7 @@ class Sampler:
 
     def __init__(self, current: Callable[[], tuple[Order, int]]) -> None:
         self._current = current
+        self._thread = threading.get_ident()
         self._passed: tuple[Order, int, int] | None = None
 
     def passed_over(self) -> int:
@@ -176,10 +178,16 @@ class Sampler:
         """Seed for the step where the prover is, whatever was drawn since the last one.
 
         A loader takes a number from torch's generator when it starts, and so does one that a model
-        is tested with between two steps.
+        is tested with between two steps. Who fetches batches in another thread than trains does so
+        in the middle of a step.
         """
         order, step = self._current()
-        seed_generators(order.seed(step))
+        if threading.get_ident() == self._thread:
+            seed_generators(order.seed(step))
+
+    def follow(self) -> None:
+        """The thread that calls this is the one that trains."""
+        self._thread = threading.get_ident()
 
     def _batches(self) -> Iterator[list[Drawn]]:
         order, step = self._current()

@@ -49,8 +49,16 @@ USUAL = {
 }
 """What is said only where it is otherwise."""
 
-_COARSE = frozenset({"accumulation", "attention_reduced", "reduced_bf16", "reduced_fp16"})
-"""Switches that make sums less exact where they are on."""
+_NOT_FOR_VERIFIERS = {
+    "accumulation": "on",
+    "attention_cudnn": "off",
+    "attention_efficient": "off",
+    "attention_flash": "off",
+    "attention_reduced": "on",
+    "reduced_bf16": "on",
+    "reduced_fp16": "on",
+}
+"""Words that make sums less exact, or take many times the memory: attention by other kernels."""
 
 _DENORMAL = 1e-39
 _LONGEST = 48
@@ -163,16 +171,16 @@ def device_for(text: str, device: str | None = None) -> str:
 
 
 @contextmanager
-def adopted(text: str, *, coarse: bool = False) -> Iterator[None]:
+def adopted(text: str, *, own: bool = False) -> Iterator[None]:
     """Take over the settings of a description, as far as they are settings, for a while.
 
     Values that no honest description has are left alone, and so are those that would make sums or
-    products less exact than they are here: how exact steps are is the verifier's choice. The
-    descriptions then differ.
+    products less exact than they are here, or attention need more memory: how exact steps are, and
+    what they may take, is the verifier's choice. The descriptions then differ.
 
     Args:
         text: The description.
-        coarse: Take those over, too: for a prover, whose own description it is.
+        own: Take those over, too: for a prover, whose own description it is.
     """
     import torch
 
@@ -189,8 +197,13 @@ def adopted(text: str, *, coarse: bool = False) -> Iterator[None]:
             _be_deterministic(strict, True)
         for key, (owner, attribute) in _settings(wanted.get("device", "")).items():
             word = wanted.get(key, USUAL.get(key, ""))
-            if coarse or not _coarser(key, getattr(owner, attribute), word):
+            # What a hash stands for cannot be taken over, and is not reset either.
+            hidden = "unusual" in wanted and key in USUAL
+            if not hidden and (own or not _refused(key, getattr(owner, attribute), word)):
                 _adopt(stack, owner, attribute, word)
+        if own and wanted.get("denormals") == "flushed" != _denormals():
+            stack.callback(torch.set_flush_denormal, False)
+            torch.set_flush_denormal(True)
         yield
 
 
@@ -215,10 +228,10 @@ def _be_deterministic(strict: bool, warn_only: bool) -> None:
     torch.use_deterministic_algorithms(strict, warn_only=warn_only)
 
 
-def _coarser(key: str, now: bool | str, word: str) -> bool:
-    """Whether a switch would make sums or products less exact than it does now."""
+def _refused(key: str, now: bool | str, word: str) -> bool:
+    """Whether a switch would make sums or products less exact than now, or take more memory."""
     if isinstance(now, bool):
-        return key in _COARSE and word == "on"
+        return _NOT_FOR_VERIFIERS.get(key) == word
     return _PRECISIONS.get(word, 0) < _PRECISIONS.get(now, 0)
 
 

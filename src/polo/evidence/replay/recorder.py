@@ -134,8 +134,19 @@ class Recorder:
             self._platform = platform.text_of(platform.describe(self._device))
         if self._steps % self._every == 0:
             with self._timed():
-                self._check_platform()
                 self._snapshot(last=False)
+
+    def check_platform(self) -> None:
+        """Refuse steps that others cannot make again: they take one setting for a whole shard."""
+        now = platform.describe(self._device)
+        if changed := platform.same(platform.parse(self._platform, "platform"), now):
+            raise ChainError(
+                f"has changed within a shard, whose steps are run again in one setting: "
+                f"{', '.join(changed)}",
+                place="torch",
+                advice="Set it before the first step of a shard and leave it. The sealed shards "
+                "are safe; close() and start again on the same store.",
+            )
 
     def wait(self) -> None:
         """Wait until all snapshots so far are noted."""
@@ -150,7 +161,6 @@ class Recorder:
         with self._timed():
             self._check()
             if self._tail is None and self._steps % self._every:
-                self._check_platform()
                 self._snapshot(last=True)
 
     def finish(self) -> Unsealed:
@@ -260,18 +270,6 @@ class Recorder:
             raise ChainError(
                 "an earlier snapshot was interrupted, so the record of this shard has a gap",
                 advice="Go back to the last sealed checkpoint, and start the shard again.",
-            )
-
-    def _check_platform(self) -> None:
-        """Refuse steps that others cannot make again: they take one setting for a whole shard."""
-        now = platform.describe(self._device)
-        if changed := platform.same(platform.parse(self._platform, "platform"), now):
-            raise ChainError(
-                f"has changed within a shard, whose steps are run again in one setting: "
-                f"{', '.join(changed)}",
-                place="torch",
-                advice="Set it before the first step of a shard and leave it. The sealed shards "
-                "are safe; close() and start again on the same store.",
             )
 
     @contextlib.contextmanager
