@@ -57,7 +57,7 @@ class Recording:
         self._order: Order | None = None
         self._data = data
         self._loose: dict[str, torch.Tensor] = {}
-        self._left: dict[str, tuple[TensorWeakRef, int]] = {}
+        self._left: list[tuple[torch.nn.Parameter, TensorWeakRef, int]] = []
         self._still: dict[str, torch.Tensor] = {}
         self._recorder: Recorder | None = None
         self._step = 0
@@ -176,12 +176,7 @@ class Recording:
     def _check_state(self) -> None:
         """Refuse an optimizer's state that not every trained parameter has."""
         names = parameter_names(self._model)
-        idle = [
-            names[id(parameter)]
-            for group in self._optimizer.param_groups
-            for parameter in group["params"]
-            if parameter not in self._optimizer.state
-        ]
+        idle = [names[id(p)] for p in self._trained() if p not in self._optimizer.state]
         if idle and self._optimizer.state:
             raise WeightsError(
                 "got no gradient in the first step; replay needs a state of every parameter that "
@@ -223,11 +218,11 @@ class Recording:
 
     def _note_gradients(self) -> None:
         """A segment ends: note which gradients are left over, and how often each was written."""
-        self._left = {
-            name: (TensorWeakRef(parameter.grad), parameter.grad._version)
-            for name, parameter in self._model.named_parameters()
+        self._left = [
+            (parameter, TensorWeakRef(parameter.grad), parameter.grad._version)
+            for parameter in self._trained()
             if parameter.grad is not None
-        }
+        ]
 
     def _drop_left(self) -> None:
         """In the first step of a segment, drop gradients that are left over from the one before.
@@ -237,18 +232,20 @@ class Recording:
         written less often than others since; where torch knows of no writing at all (graphs on a
         GPU), nothing is dropped.
         """
-        if not self._left:
+        left, self._left = self._left, []
+        if not left:
             return
-        written = {
-            name: _written(parameter.grad, *self._left.get(name, (None, 0)))
-            for name, parameter in self._model.named_parameters()
-            if parameter.grad is not None
-        }
-        most, self._left = max(written.values(), default=0.0), {}
-        for name, parameter in self._model.named_parameters():
-            found = parameter.grad if written.get(name, most) < most else None
+        noted = {id(parameter) for parameter, _, _ in left}
+        written = [_written(*each) for each in left]
+        new = any(p.grad is not None and id(p) not in noted for p in self._trained())
+        most = math.inf if new else max(written)
+        for (parameter, _, _), times in zip(left, written, strict=True):
+            found = parameter.grad if times < most else None
             if found is not None and not found.is_sparse and not found.any():
                 parameter.grad = None
+
+    def _trained(self) -> Iterator[torch.nn.Parameter]:
+        return (p for group in self._optimizer.param_groups for p in group["params"])
 
     def _seed(self, steps: int) -> None:
         assert self._order is not None
@@ -265,11 +262,10 @@ class Recording:
         return self._recorder
 
 
-def _written(gradient: torch.Tensor | None, noted: TensorWeakRef | None, version: int) -> float:
+def _written(parameter: torch.nn.Parameter, noted: TensorWeakRef, version: int) -> float:
     """How often a gradient was written since it was noted; endlessly often if it is another one."""
-    if gradient is None or noted is None or noted() is not gradient:
-        return math.inf
-    return gradient._version - version
+    gradient = parameter.grad
+    return gradient._version - version if gradient is not None and noted() is gradient else math.inf
 
 
 def _kind(value: torch.Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
