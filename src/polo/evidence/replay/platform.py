@@ -287,6 +287,8 @@ class _Attention:
     NAMES = ("cudnn", "efficient", "flash", "reduced")
 
     def __getattr__(self, name: str) -> bool:
+        if name not in self.NAMES:
+            raise AttributeError(name)
         return bool(self._of(name)[0]())
 
     def __setattr__(self, name: str, value: bool) -> None:
