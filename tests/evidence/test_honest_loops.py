@@ -114,7 +114,7 @@ def plain_loop_with(run: Any, after: Callable[[], object]) -> None:
 
 
 def test_gradients_may_stay_in_the_same_memory(task: Any, train: Train, tmp_path: Path) -> None:
-    """As those of a captured graph do, which torch does not see written; or as views of one."""
+    """As those of a captured graph do, which torch does not see written."""
 
     def loop(run: Any) -> None:
         parameters = list(run.model.parameters())
@@ -337,7 +337,7 @@ def test_noise_of_a_single_number_may_go_far(
 
 
 def test_who_trained_less_exactly_answers_where_less_is_not_usual(
-    train: Train, training: Callable[..., Any], tmp_path: Path
+    train: Train, tmp_path: Path
 ) -> None:
     matmul = torch.backends.mkldnn.matmul
     before = matmul.fp32_precision

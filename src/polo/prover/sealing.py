@@ -24,6 +24,8 @@ Evaluate = Callable[[], float | Mapping[str, float]]
 
 METRIC = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,63}")
 LARGEST_METRIC = 1e9
+_ALIKE = MILLION // 1000
+"""How far two measurements of the same weights may be apart: kernels need not repeat exactly."""
 
 
 class BelowFloorError(ChainError):
@@ -197,7 +199,7 @@ def _measured(
         return first
     again = _metrics(model, evaluate, metric)
     _put_back(parameters, before)
-    if again != first:
+    if abs(again.get(metric, 0) - first.get(metric, 0)) > _ALIKE:
         raise ChainError(
             "evaluate() changes the weights, and measures them otherwise the next time; a verifier "
             "measures those that are sealed",

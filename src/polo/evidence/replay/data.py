@@ -30,7 +30,6 @@ RECORD_FILE = "data.json"
 _BLOCK_BYTES = 16 * 2**20
 _MAX_RECORD = 64 * 1024
 
-
 _LOOKED_AT, _TOGETHER = 2**28, 2**22
 """Values of a column that are looked at for NaN and infinity, at most; and so many at a time."""
 

@@ -130,8 +130,9 @@ class Recorder:
         self._resume()
         self._steps += 1
         if self._steps == 1:
-            # Settings may have changed since a shard began, as long as no step was made.
-            self._platform = platform.text_of(platform.describe(self._device))
+            with self._timed():
+                # Settings may have changed since a shard began, as long as no step was made.
+                self._platform = platform.text_of(platform.describe(self._device))
         if self._steps % self._every == 0:
             with self._timed():
                 self._snapshot(last=False)
