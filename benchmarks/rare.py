@@ -26,7 +26,7 @@ from benchmarks.hook import (
 from benchmarks.measure import Samples
 from benchmarks.presses import BITS, Case
 
-_ROUNDS = 400
+_ROUNDS = 200
 _TOGETHER = 50
 """Rounds after which the figure is there for the first time, and again."""
 

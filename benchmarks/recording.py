@@ -1,39 +1,47 @@
 """Recording the training state beside a ResNet-18: what it costs a training step.
 
-Two sides take turns: blocks of steps with the recorder and the same blocks without. A block with
-it has one snapshot or two, each right after the first step of a segment, and ends when everything
-that was recorded is hashed. So all that recording does is inside, and nothing of it falls into the
-plain block that follows; where hashing is slower than training, the wait for it is inside, too.
+Two sides take turns: blocks of steps with all that a prover does for level replay and the same
+blocks without. That is the rate and the seeds of every step, and after a segment a snapshot, and a
+look at left-over gradients and at torch's settings. A block has one snapshot or two, each right
+after the first step of a segment, and ends when everything that was recorded is hashed. So all that
+recording does is inside, and nothing of it falls into the plain block that follows; where hashing
+is slower than training, the wait for it is inside, too.
 
 The case with a target has the batch and the segments that `replay` is measured with. With such a
 batch a GPU waits for Python, whose own jitter is larger than what is to be measured; so sides are
 compared round by round, and a case with a larger batch stands beside.
 """
 
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
 
+import polo
 from benchmarks.figures import Benchmark, Figure, Target, amount_of, paired_of, time_of
 from benchmarks.measure import interleave
 from polo.checks import counted
+from polo.evidence.replay.data import DataSource
 from polo.evidence.replay.record import Record
-from polo.evidence.replay.recorder import Recorder
 from polo.evidence.replay.state import state_checkpoints, state_digests
+from polo.prover.recording import Recording
+from polo.weights import checkpoint_of
+from polo_lab.effort.plan import Plan
 from polo_lab.models.resnet import ResNet, resnet18
 
 EVERY = 8
 _OVERHEAD = Target("at most", 1.02)
 _BYTES = Target("at most", 100.0)
 
-_OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "SGD with momentum": functools.partial(torch.optim.SGD, lr=0.01, momentum=0.9),
-    "AdamW": functools.partial(torch.optim.AdamW, lr=1e-4),
+_PLANS = {
+    "SGD with momentum": Plan("momentum", "cosine", 0.01),
+    "AdamW": Plan("adamw", "cosine", 1e-4),
 }
+_SAMPLES = 50_000
+"""As many as CIFAR-10 has. Which they are does not matter: images are on the device already."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +74,7 @@ class Training:
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
+    plan: Plan
     images: torch.Tensor
     labels: torch.Tensor
 
@@ -80,18 +89,52 @@ class Training:
         parts = state_checkpoints(self.model, self.optimizer)
         return sum(part.layout.size for part in parts if part)
 
-    def step(self) -> None:
+    def step(self, recorded: "Recorded | None" = None) -> None:
         """One training step, in bf16 where there is a GPU."""
         self.optimizer.zero_grad()
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.images.is_cuda):
             scores = self.model(self.images)
         functional.cross_entropy(scores.float(), self.labels).backward()
+        if recorded:
+            recorded.recording.before_step(recorded.steps)
         self.optimizer.step()
+        if recorded:
+            recorded.after_step()
 
     def settle(self) -> None:
         """Wait until the device has done all steps."""
         if self.images.is_cuda:
             torch.cuda.synchronize(self.device)
+
+
+class Recorded:
+    """What a prover does for level replay in one long shard of a training.
+
+    Args:
+        training: The training.
+        every: Steps of a segment.
+
+    Attributes:
+        recording: The prover's part that does it.
+        steps: Steps so far.
+    """
+
+    def __init__(self, training: Training, every: int) -> None:
+        source = DataSource({"number": np.arange(_SAMPLES)}, bytes(32))
+        recipe = replace(training.plan, every=every).recipe(_SAMPLES)
+        layout = checkpoint_of(training.model).layout
+        terms = polo.make_terms(layout, replay=recipe, data=source.root)
+        self.recording, self.steps = Recording(recipe, terms, source), 0
+        self.recording.attach(training.model, training.optimizer, {})
+        self.recording.begin(bytes(32), first=False)
+        # From here on, snapshots come right after the first step of every segment of a block.
+        for _ in range(every - 1):
+            self.after_step()
+
+    def after_step(self) -> None:
+        """A step is done."""
+        self.steps += 1
+        self.recording.after_step(self.steps)
 
 
 def run(quick: bool) -> Iterator[Figure]:
@@ -111,7 +154,8 @@ def _training(name: str, *, small: bool, batch: int = 128) -> Training:
     batch = 16 if small else batch
     images = torch.randn(batch, 3, 32, 32, device=device)
     labels = torch.randint(0, 10, (batch,), device=device)
-    training = Training(model, _OPTIMIZERS[name](model.parameters()), images, labels)
+    plan = _PLANS[name]
+    training = Training(model, plan.recipe(_SAMPLES).optimizer(model), plan, images, labels)
     for _ in range(EVERY):
         training.step()
     training.settle()
@@ -120,17 +164,12 @@ def _training(name: str, *, small: bool, batch: int = 128) -> Training:
 
 def _recorded(training: Training, case: Case) -> Iterator[Figure]:
     before, block = _allocated(training), case.segments * case.every
-    recorder = Recorder(training.model, training.optimizer, case.every)
-    recorder.start()
-    # From here on, snapshots come right after the first step of every segment of a block.
-    for _ in range(case.every - 1):
-        recorder.after_step()
+    side = Recorded(training, case.every)
 
     def recorded() -> None:
         for _ in range(block):
-            training.step()
-            recorder.after_step()
-        recorder.wait()
+            training.step(side)
+        side.recording.wait()
         training.settle()
 
     def plain() -> None:
@@ -138,12 +177,13 @@ def _recorded(training: Training, case: Case) -> Iterator[Figure]:
             training.step()
         training.settle()
 
-    recorder.wait()
-    recorder.seconds = 0.0
+    side.recording.wait()
+    earlier = side.recording.seconds
     samples = interleave({"recorded": recorded, "plain": plain}, case.rounds)
-    waited, extra = recorder.seconds / (case.rounds + 1), _allocated(training) - before
-    record = recorder.sealed(training.model)
-    recorder.abandon()
+    waited = (side.recording.seconds - earlier) / (case.rounds + 1)
+    extra = _allocated(training) - before
+    record = side.recording.sealed()
+    side.recording.close()
     _check(training, record)
     note = (
         f"{case.optimizer}, {_where(training)}; {counted(case.segments, 'snapshot')} of "
@@ -159,7 +199,7 @@ def _recorded(training: Training, case: Case) -> Iterator[Figure]:
         target=case.target,
         note=note,
         details={
-            "seconds inside the recorder, a block": waited,
+            "seconds of snapshots, a block": waited,
             "device memory beyond training, in states": extra / training.state_bytes,
         },
     )

@@ -15,6 +15,9 @@ TASK = cifar10_resnet18.stand_in()
 TASK.floor = (0.0,)  # Two epochs teach little.
 COURSE = replace(TASK.course, epochs=2, batch=128, compile="")
 
+# What torch's compiler imports may warn of itself; here that would be taken for a failure of it.
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+
 
 def test_no_step_waits_for_the_device() -> None:
     loop = Loop(models.build("resnet18", 10).cuda(), TASK.feed(), COURSE)

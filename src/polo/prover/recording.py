@@ -129,6 +129,10 @@ class Recording:
             self._note_gradients()
         self._seed(steps)
 
+    def wait(self) -> None:
+        """Wait until all that was recorded so far is hashed."""
+        self._recording().wait()
+
     def finish(self) -> None:
         """The shard's steps are over; its sealing follows."""
         self._recording().finish()

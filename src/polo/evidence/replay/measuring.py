@@ -5,75 +5,82 @@ from collections import defaultdict
 
 import torch
 
-from polo.evidence.replay.snapshot import Copy, Slot
-from polo.evidence.replay.state import STEP, in_units, relative, rest_move
-
-_MODEL, _CHANGE, _SIZE = "model", "change", "size"
+from polo.evidence.replay.snapshot import MODEL, REST, Copy, Label
+from polo.evidence.replay.state import STEP, in_units, norm_of, relative, rest_move
 
 
 class Measuring:
-    """Norms in the making: kernels are launched here, and the numbers fetched later, all at once.
+    """Norms in the making: kernels are launched here, and the numbers read when they are done.
 
     Args:
         before: A snapshot; None if there is none, and only the rest's size is measured.
         after: A later one.
     """
 
-    def __init__(self, before: Slot | None, after: Slot) -> None:
+    def __init__(self, before: Copy | None, after: Copy) -> None:
         self._before, self._after = before, after
-        self._norms: dict[torch.device, list[tuple[tuple[str, str], torch.Tensor]]] = {}
-        if before and before.model and after.model:
-            self._add(_MODEL, after.model, before.model)
-        if after.rest:
-            self._add(_SIZE, after.rest)
-            if old := self._same_rest():
-                self._add(_CHANGE, after.rest, old)
+        # The optimizer may have gained tensors, which it does once.
+        self._same = before is not None and before.plan is after.plan
+        norms: dict[torch.device, list[torch.Tensor]] = {}
+        self._labels: dict[torch.device, list[tuple[bool, Label]]] = {}
+        for at, (labels, strips) in enumerate(after.strips):
+            kept = [strip for label, strip in zip(labels, strips, strict=True) if label[0] == REST]
+            wide = _wide(kept)
+            said = [(False, label) for label in labels if label[0] == REST]
+            if before and self._same:
+                changes = torch._foreach_sub(_wide(strips), _wide(before.strips[at][1]))
+                wide = [*changes, *wide]
+                said = [*((True, label) for label in labels), *said]
+            if wide:
+                device = strips[0].device
+                norms.setdefault(device, []).extend(torch._foreach_norm(wide, 2, torch.float64))
+                self._labels.setdefault(device, []).extend(said)
+        # They are on their way now, and there when the streams of all devices have come so far.
+        self._values = [torch.stack(some).to("cpu", non_blocking=True) for some in norms.values()]
 
     def moves(self) -> tuple[int, int] | None:
-        """The moves of model and rest; None if there was nothing before."""
-        totals = self._fetched()
-        before, rest = self._before, self._after.rest
-        if rest:
-            # Types without fractions have no norm, which is why a key may have none.
-            keys = {section.key for section in rest.plan.sections} - {STEP}
-            rest.norms = {key: totals.get((_SIZE, key), 0.0) for key in keys}
+        """The moves of model and rest, once all is done; None if there was nothing before."""
+        changes, sizes = self._read()
+        before, after = self._before, self._after
+        # Types without fractions have no norm, which is why a key may have none.
+        keys = {key for part, key in (spot.label for spot in after.plan.spots) if part == REST}
+        after.norms = {key: sizes.get((REST, key), 0.0) for key in keys - {STEP}}
         if before is None:
             return None
-        model = in_units(totals.get((_MODEL, ""), 0.0))
-        if rest and (old := self._same_rest()):
-            found = (
-                relative(totals.get((_CHANGE, key), 0.0), old.norms[key], norm)
-                for key, norm in rest.norms.items()
-            )
-            return model, max(found, default=0)
-        # The optimizer has gained tensors, which it does once.
-        sides = (copy.named() if copy else {} for copy in (before.rest, rest))
-        return model, rest_move(*sides)
+        if not self._same:
+            return _between(before, after)
+        rest = (
+            relative(changes.get((REST, key), 0.0), before.norms[key], norm)
+            for key, norm in after.norms.items()
+        )
+        return in_units(changes.get((MODEL, ""), 0.0)), max(rest, default=0)
 
-    def _same_rest(self) -> Copy | None:
-        """The rest before, if it has the same tensors."""
-        old, new = self._before and self._before.rest, self._after.rest
-        return old if old and new and old.plan is new.plan else None
+    def _read(self) -> tuple[dict[Label, float], dict[Label, float]]:
+        """Norms of changes and of what there is, by label."""
+        parts: defaultdict[tuple[bool, Label], list[float]] = defaultdict(list)
+        for said, values in zip(self._labels.values(), self._values, strict=True):
+            for what, value in zip(said, values.tolist(), strict=True):
+                parts[what].append(value)
+        whole = {what: math.hypot(*values) for what, values in parts.items()}
+        changes, sizes = (
+            {label: norm for (change, label), norm in whole.items() if change is wanted}
+            for wanted in (True, False)
+        )
+        return changes, sizes
 
-    def _add(self, kind: str, after: Copy, before: Copy | None = None) -> None:
-        for at, (key, strips) in enumerate(after.strips):
-            change: list[torch.Tensor] | tuple[torch.Tensor, ...] = _wide(strips)
-            if before:
-                change = torch._foreach_sub(change, _wide(before.strips[at][1]))
-            norms = torch._foreach_norm(change, 2, torch.float64)
-            labelled = self._norms.setdefault(strips[0].device, [])
-            labelled += [((kind, key), norm) for norm in norms]
 
-    def _fetched(self) -> dict[tuple[str, str], float]:
-        parts: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
-        for labelled in self._norms.values():
-            values = torch.stack([norm for _, norm in labelled]).tolist()
-            for (label, _), value in zip(labelled, values, strict=True):
-                parts[label].append(value)
-        return {label: math.hypot(*values) for label, values in parts.items()}
+def _between(before: Copy, after: Copy) -> tuple[int, int]:
+    """The moves between two copies by different plans, tensor by tensor."""
+    sides = [
+        {name: value for name, value in copy.named(MODEL).items() if name in after.plan.trained}
+        for copy in (before, after)
+    ]
+    norm = norm_of(*sides)
+    rest = rest_move(before.named(REST), after.named(REST))
+    return in_units(0.0 if norm is None else norm.item()), rest
 
 
 def _wide(strips: list[torch.Tensor]) -> list[torch.Tensor]:
-    if strips[0].dtype in (torch.float32, torch.float64):
+    if not strips or strips[0].dtype in (torch.float32, torch.float64):
         return strips
     return [strip.to(torch.float32) for strip in strips]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from polo.evidence.replay.hasher import Hasher
+from polo.evidence.replay.hashing import answer_size
 from polo.evidence.replay.measuring import Measuring
 from polo.evidence.replay.memory import Memory, is_shared
 from polo.evidence.replay.record import Boundary
@@ -59,32 +60,31 @@ class Notary:
         self.moves: dict[int, tuple[int, int]] = {}
         self._hasher = Hasher(threads)
         self._lanes: dict[torch.device, _Lane] = {}
-        self._images: dict[str, _Image] = {}
+        self._image: _Image | None = None
 
     def expect(self, slot: Slot) -> None:
         """Get ready for a snapshot; not on the thread that notes it, see `Hasher.start`."""
-        if any(copy and is_shared(copy.plan.size) for copy in (slot.model, slot.rest)):
+        if slot.copy and is_shared(slot.copy.plan.size):
             self._hasher.start()
 
     @torch.no_grad()
     def note(self, job: Job) -> None:
         """Note one snapshot."""
-        slot = job.slot
-        assert slot.model is not None
+        copy, filled = job.slot.copy, job.slot.filled
+        assert copy is not None
         try:
-            if slot.filled:
-                slot.filled.synchronize()
-            with self._beside(slot.model):
-                images = [] if job.known else self._both(slot)
-                measuring = Measuring(job.before, slot)
-                self._settle(slot.model)
+            if filled:
+                filled.synchronize()
+            with self._beside(copy):
+                memory = None if job.known else self._brought(copy)
+                measuring = Measuring(job.before.copy if job.before else None, copy)
+                self._settle(copy)
                 if moves := measuring.moves():
                     self.moves[job.number - 1] = moves
         finally:
             # Before the hashes, which take longest: training may need the room meanwhile.
             self.drop(job)
-        digests = (self._digest(*image) if image else NO_STATE for image in images)
-        self.boundaries[job.number] = job.known or Boundary(*digests)
+        self.boundaries[job.number] = job.known or self._digests(copy.plan, memory)
 
     def drop(self, job: Job) -> None:
         """Let go of the snapshot before a job's own."""
@@ -99,9 +99,9 @@ class Notary:
     def close(self) -> None:
         """End all that hashes, and let go of all memory."""
         self._hasher.close()
-        for image in self._images.values():
-            image.memory.release()
-        self._images.clear()
+        if self._image:
+            self._image.memory.release()
+        self._image = None
 
     @contextlib.contextmanager
     def _beside(self, copy: Copy) -> Iterator[None]:
@@ -120,28 +120,26 @@ class Notary:
             if device.type == "cuda":
                 self._lanes[device].settle()
 
-    def _both(self, slot: Slot) -> list[tuple[Plan, Memory] | None]:
-        """Model and rest where they can be hashed, or soon to be there."""
-        copies = {"model": slot.model, "rest": slot.rest}
-        return [
-            (copy.plan, self._brought(part, copy)) if copy else None
-            for part, copy in copies.items()
-        ]
-
-    def _brought(self, part: str, copy: Copy) -> Memory:
+    def _brought(self, copy: Copy) -> Memory:
         """The memory of a copy where it can be hashed; from a CUDA device, soon to be there."""
         if copy.host:
             return copy.host
-        image = self._images.get(part)
+        image = self._image
         if image is None or image.plan is not copy.plan:
             if image:
                 image.memory.release()
-            image = self._images[part] = _Image(copy.plan)
+            image = self._image = _Image(copy.plan)
         image.bring(copy)
         return image.memory
 
-    def _digest(self, plan: Plan, memory: Memory) -> bytes:
-        return joined(plan.layout, iter([self._hasher.hashes(memory, plan.table)]))
+    def _digests(self, plan: Plan, memory: Memory | None) -> Boundary:
+        """The digests of model and rest, by one question to whoever hashes."""
+        assert memory is not None
+        own, others = plan.tables
+        hashes = self._hasher.hashes(memory, own + others)
+        size = answer_size(own)
+        model = joined(plan.model, iter([hashes[:size]]))
+        return Boundary(model, joined(plan.rest, iter([hashes[size:]])) if plan.rest else NO_STATE)
 
 
 class _Lane:

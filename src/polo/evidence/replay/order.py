@@ -115,9 +115,20 @@ def seed_generators(number: int) -> None:
     # than many a step.
     torch.default_generator.manual_seed(number)
     if _has_cuda():
-        torch.cuda.manual_seed_all(number)
+        _seed_cuda(number)
     np.random.seed(number & 0xFFFF_FFFF)
     random.seed(number)
+
+
+def _seed_cuda(number: int) -> None:
+    """What `torch.cuda.manual_seed_all` does, without its detours once devices are in use."""
+    import torch
+
+    if torch.cuda.is_initialized():
+        for generator in torch.cuda.default_generators:
+            generator.manual_seed(number)
+    else:
+        torch.cuda.manual_seed_all(number)
 
 
 class Drawn(int):

@@ -85,9 +85,15 @@ def describe(device: "torch.device | str") -> dict[str, str]:
     found |= _chosen(KERNELS["cuda" if device.type == "cuda" else "cpu"])
     for key, (owner, attribute) in _settings(device.type).items():
         found[key] = _spelled(getattr(owner, attribute))
-    found = {key: value for key, value in found.items() if USUAL.get(key) != value}
+    return dict(_worded(tuple(found.items())))
+
+
+@functools.lru_cache(64)
+def _worded(found: tuple[tuple[str, str], ...]) -> dict[str, str]:
+    """What was found, as descriptions say it; it is asked often, and nearly always the same."""
+    told = {key: value for key, value in found if USUAL.get(key) != value}
     # Printable ASCII: whatever a driver calls its device, the text stays short.
-    plain = {key: value.encode("ascii", "replace").decode() for key, value in found.items()}
+    plain = {key: value.encode("ascii", "replace").decode() for key, value in told.items()}
     return _fitting({key: value[:_LONGEST] for key, value in sorted(plain.items())})
 
 
@@ -295,6 +301,7 @@ class _Attention:
         self._of(name)[1](value)
 
     @staticmethod
+    @functools.cache
     def _of(name: str) -> tuple[Any, Any]:
         import torch
 
@@ -316,14 +323,25 @@ _ATTENTION = _Attention()
 def _cuda(device: "torch.device") -> dict[str, str]:
     import torch
 
-    facts, cudnn = torch.cuda.get_device_properties(device), torch.backends.cudnn
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return {
+        **_hardware(index),
+        "cudnn": str(torch.backends.cudnn.version()) if torch.backends.cudnn.enabled else "off",
+        "workspace": os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""),
+    }
+
+
+@functools.cache
+def _hardware(index: int) -> dict[str, str]:
+    """What stays as it is while a process runs."""
+    import torch
+
+    facts = torch.cuda.get_device_properties(index)
     return {
         "name": facts.name,
         "capability": f"{facts.major}.{facts.minor}",
         "units": str(facts.multi_processor_count),
         "cuda": str(torch.version.cuda or torch.version.hip),
-        "cudnn": str(cudnn.version()) if cudnn.enabled else "off",
-        "workspace": os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""),
     }
 
 

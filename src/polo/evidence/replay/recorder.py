@@ -12,27 +12,19 @@ import contextlib
 import queue
 import time
 import weakref
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 
-from polo.errors import ChainError, TermsError, WeightsError
+from polo.errors import ChainError, TermsError
 from polo.evidence.replay import platform
 from polo.evidence.replay.background import Background
 from polo.evidence.replay.notary import Job, Notary
 from polo.evidence.replay.record import Boundary, Record
-from polo.evidence.replay.snapshot import Plan, Slot
-from polo.evidence.replay.state import (
-    Tensors,
-    in_units,
-    named_rest,
-    named_state,
-    norm_of,
-    parameter_names,
-    trained_names,
-)
-from polo.weights.checkpoint import MemoryCheckpoint, canonical_names, checkpoint_of
+from polo.evidence.replay.snapshot import MODEL, Slot
+from polo.evidence.replay.state import in_units, named_state, norm_of
+from polo.evidence.replay.watched import Watched
 
 
 @dataclass(frozen=True)
@@ -93,9 +85,8 @@ class Recorder:
         self._notary = Notary(self._free)
         self._background: Background[Job] | None = None
         self._end: Callable[[], object] = lambda: None
-        self._live: _Live | None = None
-        self._rest: Plan | None = None
-        self._rest_names: list[str] = []
+        self._watched: Watched | None = None
+        self._platform: dict[str, str] = {}
         self._forget()
 
     @property
@@ -119,9 +110,8 @@ class Recorder:
                 notary = self._notary
                 self._background = Background(notary.note, notary.drop, notary.close)
                 self._end = weakref.finalize(self, _end, self._background)
-            self._live = _Live(self._model, self._live)
-            self._names = parameter_names(self._model)
-            self._platform = platform.text_of(platform.describe(self._device))
+            self._watched = Watched(self._model, self._optimizer, self._watched)
+            self._platform = platform.describe(self._device)
             self._snapshot(last=False, known=known)
 
     def after_step(self) -> None:
@@ -132,15 +122,14 @@ class Recorder:
         if self._steps == 1:
             with self._timed():
                 # Settings may have changed since a shard began, as long as no step was made.
-                self._platform = platform.text_of(platform.describe(self._device))
+                self._platform = platform.describe(self._device)
         if self._steps % self._every == 0:
             with self._timed():
                 self._snapshot(last=False)
 
     def check_platform(self) -> None:
         """Refuse steps that others cannot make again: they take one setting for a whole shard."""
-        now = platform.describe(self._device)
-        if changed := platform.same(platform.parse(self._platform, "platform"), now):
+        if changed := platform.same(self._platform, platform.describe(self._device)):
             raise ChainError(
                 f"has changed within a shard, whose steps are run again in one setting: "
                 f"{', '.join(changed)}",
@@ -186,18 +175,19 @@ class Recorder:
         with self._timed():
             last = self._tail or self._previous
             assert last is not None
-            assert last.model is not None
+            assert last.copy is not None
             live, _ = named_state(model, self._optimizer)
-            trained = set(last.model.plan.trained or ())
+            trained = set(last.copy.plan.trained)
             with torch.no_grad():
                 norm = norm_of(
                     *(
                         {name: value for name, value in side.items() if name in trained}
-                        for side in (last.model.named(), live)
+                        for side in (last.copy.named(MODEL), live)
                     )
                 )
             move = in_units(0.0 if norm is None else norm.item())
-        return Record(unsealed.boundaries, (*unsealed.moves, (move, 0)), self._platform)
+        text = platform.text_of(self._platform)
+        return Record(unsealed.boundaries, (*unsealed.moves, (move, 0)), text)
 
     def reset(self) -> None:
         """Forget the shard, and what failed in it; `start` begins anew."""
@@ -209,7 +199,7 @@ class Recorder:
     def abandon(self) -> None:
         """Forget the shard, end the thread, and let go of all memory."""
         self._end()
-        self._background = self._live = self._rest = None
+        self._background = self._watched = None
         self._slots = [Slot() for _ in self._slots]
         self._forget()
 
@@ -228,14 +218,13 @@ class Recorder:
     def _snapshot(self, *, last: bool, known: Boundary | None = None) -> None:
         """Copy the state, and hand the copy over."""
         assert self._background is not None
-        assert self._live is not None
+        assert self._watched is not None
         self._complete = False
-        tensors = self._live.tensors()
-        rest = named_rest(self._names, self._optimizer)
+        plan, tensors = self._watched.tensors()
         # This is where training waits if the other thread is more than a segment behind.
         slot = self._free.get()
         self._background.check()
-        slot.take((self._live.plan, tensors), self._planned(rest))
+        slot.take(plan, tensors)
         self._notary.expect(slot)
         number = -(-self._steps // self._every)
         self._background.submit(Job(number, slot, self._previous, last, known))
@@ -244,17 +233,6 @@ class Recorder:
         else:
             self._previous = slot
         self._complete = True
-
-    def _planned(self, rest: Tensors) -> tuple[Plan, list[torch.Tensor]] | None:
-        """The optimizer's tensors in order, and where they go; it may have gained some."""
-        if not rest:
-            return None
-        names = sorted(rest, key=str.encode)
-        tensors = [rest[name] for name in names]
-        if self._rest is None or not (self._rest_names == names and self._rest.fits(tensors)):
-            self._rest = Plan(MemoryCheckpoint(rest).layout, tensors)
-            self._rest_names = names
-        return self._rest, tensors
 
     def _resume(self) -> None:
         """Drop the boundary that `finish` added, if training goes on after all."""
@@ -286,58 +264,3 @@ def _end(background: Background[Job]) -> None:
     # In a forked child the threads are gone, and locks may be held for ever.
     if background.here:
         background.stop()
-
-
-class _Live:
-    """A model's tensors, found again without walking through the model each time.
-
-    Args:
-        model: The model.
-        before: What was known of it; its plan stays in use if it fits.
-    """
-
-    def __init__(self, model: torch.nn.Module, before: "_Live | None") -> None:
-        checkpoint = checkpoint_of(model)
-        layout = checkpoint.layout
-        tensors = [checkpoint.tensor(at) for at in range(len(layout.tensors))]
-        self._model = model
-        self._places = _places(model, [tensor.name for tensor in layout.tensors])
-        made_for = layout, tensors, trained_names(model)
-        same = before is not None and before.plan.serves(*made_for)
-        self.plan: Plan = before.plan if before and same else Plan(*made_for)
-
-    def tensors(self) -> list[torch.Tensor]:
-        """The tensors as they are now, in the order of the layout.
-
-        Raises:
-            WeightsError: They are not of the kinds that they were.
-        """
-        if self._places is not None:
-            found = [store.get(key) for store, key in self._places]
-        else:
-            checkpoint = checkpoint_of(self._model)
-            found = [checkpoint.tensor(at) for at in range(len(checkpoint.layout.tensors))]
-        present = [tensor for tensor in found if tensor is not None]
-        if not self.plan.fits(present):
-            raise WeightsError(
-                "the model's tensors are no longer those that the shard began with",
-                advice="Was a buffer or a parameter added, removed or converted?",
-            )
-        return present
-
-
-_Place = tuple[MutableMapping[str, torch.Tensor | None], str]
-
-
-def _places(model: torch.nn.Module, names: list[str]) -> list[_Place] | None:
-    """Where modules keep the tensors of these names; None if some are made up on request."""
-    stores: dict[int, _Place] = {}
-    for module in model.modules():
-        for store in (module._parameters, module._buffers):
-            for key, value in store.items():
-                stores.setdefault(id(value), (store, key))  # type: ignore[arg-type]
-    state = model.state_dict(keep_vars=True)
-    values = {short: state[name] for name, short in canonical_names(list(state)).items()}
-    found = [stores.get(id(values[name])) for name in names]
-    known = [place for place in found if place is not None]
-    return known if len(known) == len(names) else None

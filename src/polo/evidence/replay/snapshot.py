@@ -1,10 +1,12 @@
 """Copies of a training state that cost training little: a few flat pieces of memory, used again.
 
-Tensors of one key, type and device lie side by side. Copying them takes one call each, measuring
-how far they moved takes a few, and what is hashed can be handed over without touching a tensor.
+What is measured alike lies side by side, the model's tensors and the optimizer's in the same
+memory. Copying them takes one call for each type, measuring how far they moved takes a few, and
+all that is hashed is handed over at once, without touching a tensor.
 """
 
-from collections.abc import Collection, Sequence
+import itertools
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,103 +19,121 @@ from polo.protocol.layout import Layout
 _ALIGNED = 64
 _CPU = torch.device("cpu")
 
-STILL = "still"
-"""The key of sections of a model that are copied and not measured."""
+MODEL = "model"
+REST = "rest"
+
+_STILL = "still"
+"""The key of what is copied of a model and not measured."""
+
+Label = tuple[str, str]
+"""What a tensor is: `MODEL` or `REST`, and for the latter the key that the optimizer keeps it
+under."""
+
+Kind = tuple[torch.dtype, torch.Size, torch.device]
 
 
 @dataclass(frozen=True)
-class Section:
-    """Tensors that lie side by side.
+class Spot:
+    """Where a tensor lies in a copy.
 
     Attributes:
-        key: What the optimizer keeps there; empty for a model.
-        dtype: Their type.
-        device: Where they are copied to.
+        label: What it is.
+        name: Its name in its layout.
+        dtype: Its type.
+        shape: Its shape.
+        device: Where it is copied to.
         start: First byte within the memory on that device.
-        stop: End of it.
-        members: Which tensors of the layout they are.
+        stop: End of it, with what is left free to the next tensor.
     """
 
-    key: str
+    label: Label
+    name: str
     dtype: torch.dtype
+    shape: torch.Size
     device: torch.device
     start: int
     stop: int
-    members: tuple[int, ...]
 
 
 class Plan:
-    """Where each tensor of a layout lies in a copy.
+    """Where each tensor of a state lies in a copy.
 
     Args:
-        layout: The layout.
-        tensors: Live tensors in its order; what is neither on the CPU nor on a CUDA device is
-            copied to the CPU.
-        trained: Of a model, the names whose moves are measured; running statistics are not among
-            them, since a few large ones would drown all weights.
+        model: The model's layout.
+        rest: The layout of the optimizer's state; None if it keeps none.
+        tensors: Live tensors in the order of both, the model's first; what is neither on the CPU
+            nor on a CUDA device is copied to the CPU.
+        trained: Names of the model's tensors whose moves are measured; running statistics are not
+            among them, since a few large ones would drown all weights.
 
     Attributes:
-        layout: The layout.
+        model: The model's layout.
+        rest: The rest's.
         trained: The names whose moves are measured.
-        sections: Tensors that lie side by side.
+        spots: Where tensors lie, in order.
+        groups: Which of them one call copies.
+        sections: Which of them lie side by side, and are measured together.
         sizes: Bytes of a copy, by device.
-        starts: First byte of each tensor, within the memory on its device.
         bases: Where the memory of each device begins when all of it is brought together.
         size: Bytes of all of it together.
-        table: What is hashed of that, in order.
+        tables: What is hashed of that, in order: of the model, and of the rest.
     """
 
     def __init__(
         self,
-        layout: Layout,
+        model: Layout,
+        rest: Layout | None,
         tensors: Sequence[torch.Tensor],
-        trained: Collection[str] | None = None,
+        trained: Collection[str],
     ) -> None:
-        self.layout = layout
-        self.trained = trained
-        self._kinds = _kinds(tensors)
+        self.model, self.rest, self.trained = model, rest, trained
+        self._kinds = kinds_of(tensors)
         self.sizes: dict[torch.device, int] = {}
-        self.starts = [0] * len(tensors)
-        groups: dict[tuple[torch.device, str, torch.dtype], list[int]] = {}
-        for at, (tensor, value) in enumerate(zip(layout.tensors, tensors, strict=True)):
-            key, _, name = tensor.name.partition("/")
-            if trained is not None:
-                key, name = ("" if tensor.name in trained else STILL), tensor.name
-            kind = _home(value), key if name else "", value.dtype
-            groups.setdefault(kind, []).append(at)
-        self.sections = [self._section(*kind, members) for kind, members in groups.items()]
+        labelled = list(self._labelled())
+        sections: dict[tuple[torch.device, Label, torch.dtype], list[int]] = {}
+        groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+        for at, ((label, _), value) in enumerate(zip(labelled, tensors, strict=True)):
+            home = _home(value)
+            sections.setdefault((home, label, value.dtype), []).append(at)
+            groups.setdefault((home, value.dtype), []).append(at)
+        self.groups, self.sections = list(groups.values()), list(sections.values())
+        spots = {
+            at: self._spot(*labelled[at], tensors[at])
+            for at in itertools.chain.from_iterable(self.sections)
+        }
+        self.spots = [spots[at] for at in range(len(tensors))]
         self.bases: dict[torch.device, int] = {}
         self.size = 0
         for device, size in self.sizes.items():
             self.bases[device] = self.size
             self.size += size
-        firsts = [
-            self.bases[_home(value)] + start
-            for value, start in zip(tensors, self.starts, strict=True)
-        ]
-        self.table = table_of(
-            (firsts[at] + start, firsts[at] + stop) for at, start, stop in pieces_of(layout)
-        )
-
-    def _section(
-        self, device: torch.device, key: str, dtype: torch.dtype, members: list[int]
-    ) -> Section:
-        start = end = self.sizes.get(device, 0)
-        for at in members:
-            self.starts[at] = end
-            end += -(-self.layout.tensors[at].size // _ALIGNED) * _ALIGNED
-        self.sizes[device] = end
-        return Section(key, dtype, device, start, end, tuple(members))
+        parts = (model, self.spots[: len(model.tensors)]), (rest, self.spots[len(model.tensors) :])
+        self.tables = [self._table(layout, own) if layout else b"" for layout, own in parts]
 
     def fits(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether these tensors can be copied by this plan."""
-        return self._kinds == _kinds(tensors)
+        return self._kinds == kinds_of(tensors)
 
-    def serves(
-        self, layout: Layout, tensors: Sequence[torch.Tensor], trained: Collection[str] | None
-    ) -> bool:
-        """Whether this plan is the one that would be made of these."""
-        return self.layout == layout and self.trained == trained and self.fits(tensors)
+    def _labelled(self) -> Iterator[tuple[Label, str]]:
+        trained = set(self.trained)
+        for tensor in self.model.tensors:
+            yield (MODEL, "" if tensor.name in trained else _STILL), tensor.name
+        for tensor in self.rest.tensors if self.rest else ():
+            yield (REST, tensor.name.partition("/")[0]), tensor.name
+
+    def _spot(self, label: Label, name: str, value: torch.Tensor) -> Spot:
+        """The next free place on a tensor's device."""
+        home = _home(value)
+        start = self.sizes.get(home, 0)
+        size = value.numel() * value.element_size()
+        self.sizes[home] = stop = start + -(-size // _ALIGNED) * _ALIGNED
+        return Spot(label, name, value.dtype, value.shape, home, start, stop)
+
+    def _table(self, layout: Layout, spots: Sequence[Spot]) -> bytes:
+        firsts = [self.bases[spot.device] + spot.start for spot in spots]
+        return table_of(
+            (firsts[at] + start, firsts[at] + stop) for at, start, stop in pieces_of(layout)
+        )
 
 
 class Copy:
@@ -123,8 +143,9 @@ class Copy:
         plan: The plan.
         host: Its memory, if all of it is on the CPU.
         memory: Its memory, by device.
-        strips: What is measured: keys, and strips of a section, as many as are measured at once.
-        norms: The norm of each key, once it was measured.
+        strips: What is measured, in lists as long as their differences may take memory at once:
+            labels, and a strip of memory for each.
+        norms: The norm of what the optimizer keeps under each key, once it was measured.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -139,94 +160,89 @@ class Copy:
                 device: torch.zeros(size, dtype=torch.uint8, device=device)
                 for device, size in plan.sizes.items()
             }
-        self._views = [
-            [self._view(at, section) for at in section.members] for section in plan.sections
-        ]
-        self.strips = [
-            (section.key, strips)
-            for section in plan.sections
-            if (real := _measured_as(section)) is not None
-            for strips in _strips(self._bytes(section, section.start, section.stop).view(real))
-        ]
+        self._views = [[self._view(plan.spots[at]) for at in members] for members in plan.groups]
+        self.strips = list(_at_once(self._measured()))
         self.norms: dict[str, float] = {}
 
-    def take(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Copy live tensors, on the current stream of their device."""
-        for section, views in zip(self.plan.sections, self._views, strict=True):
-            torch._foreach_copy_(views, [tensors[at] for at in section.members])
+    def take(self, groups: Sequence[list[torch.Tensor]]) -> None:
+        """Copy live tensors, in the plan's groups, on the current stream of their device."""
+        for views, tensors in zip(self._views, groups, strict=True):
+            torch._foreach_copy_(views, tensors)
 
-    def named(self) -> Tensors:
-        """The copied tensors, by name."""
-        return {
-            self.plan.layout.tensors[at].name: view
-            for section, views in zip(self.plan.sections, self._views, strict=True)
-            for at, view in zip(section.members, views, strict=True)
-        }
+    def named(self, part: str) -> Tensors:
+        """The copied tensors of a part, by name."""
+        return {spot.name: self._view(spot) for spot in self.plan.spots if spot.label[0] == part}
 
-    def _view(self, at: int, section: Section) -> torch.Tensor:
-        tensor, start = self.plan.layout.tensors[at], self.plan.starts[at]
-        memory = self._bytes(section, start, start + tensor.size)
-        return memory.view(section.dtype).view(tensor.shape)
+    def _view(self, spot: Spot) -> torch.Tensor:
+        size = spot.shape.numel() * spot.dtype.itemsize
+        memory = self.memory[spot.device][spot.start : spot.start + size]
+        return memory.view(spot.dtype).view(spot.shape)
 
-    def _bytes(self, section: Section, start: int, stop: int) -> torch.Tensor:
-        return self.memory[section.device][start:stop]
+    def _measured(self) -> Iterator[tuple[Label, torch.Tensor]]:
+        """All memory that is measured, as real numbers."""
+        for members in self.plan.sections:
+            first, last = self.plan.spots[members[0]], self.plan.spots[members[-1]]
+            real = first.dtype.to_real()
+            measured = real.is_floating_point and first.label[1] not in (_STILL, STEP)
+            if measured and first.start < last.stop:
+                yield first.label, self.memory[first.device][first.start : last.stop].view(real)
 
 
 class Slot:
-    """Room for one snapshot of model and rest, used again and again.
+    """Room for one snapshot, used again and again.
 
     Attributes:
-        model: The copy of the model.
-        rest: The copy of the optimizer's state; None if there was none.
+        copy: The copy of the state.
         filled: On CUDA devices, what happens when the copy is complete.
     """
 
     def __init__(self) -> None:
-        self.model: Copy | None = None
-        self.rest: Copy | None = None
+        self.copy: Copy | None = None
         self.filled: torch.cuda.Event | None = None
 
     @torch.no_grad()
-    def take(
-        self,
-        model: tuple[Plan, Sequence[torch.Tensor]],
-        rest: tuple[Plan, Sequence[torch.Tensor]] | None,
-    ) -> None:
-        """Copy a state; memory is made the first time, and again when a plan has changed."""
-        self.model = _copied(self.model, *model)
-        self.rest = _copied(self.rest, *rest) if rest else None
-        for device in self.model.memory:
+    def take(self, plan: Plan, groups: Sequence[list[torch.Tensor]]) -> None:
+        """Copy a state; memory is made the first time, and again when the plan has changed."""
+        if self.copy is None or self.copy.plan is not plan:
+            self.copy = None
+            self.copy = Copy(plan)
+        self.copy.take(groups)
+        for device in self.copy.memory:
             if device.type == "cuda":
                 # Who waits for it sleeps instead of spinning.
                 self.filled = self.filled or torch.cuda.Event(blocking=True)
                 self.filled.record(torch.cuda.current_stream(device))
 
 
-def _copied(copy: Copy | None, plan: Plan, tensors: Sequence[torch.Tensor]) -> Copy:
-    if copy is None or copy.plan is not plan:
-        copy = Copy(plan)
-    copy.take(tensors)
-    return copy
+def kinds_of(tensors: Sequence[torch.Tensor]) -> list[Kind]:
+    """Types, shapes and devices."""
+    return [(tensor.dtype, tensor.shape, tensor.device) for tensor in tensors]
 
 
-def _measured_as(section: Section) -> torch.dtype | None:
-    """The type of real numbers that a section is measured as; None if it is not measured."""
-    real = section.dtype.to_real()
-    measured = real.is_floating_point and section.key not in (STILL, STEP)
-    return real if measured and section.start < section.stop else None
-
-
-def _strips(flat: torch.Tensor) -> list[list[torch.Tensor]]:
-    """Strips of a tensor, in lists as long as their differences may take memory at once."""
-    # On the CPU so short that torch asks no further threads for help, which would get in the way
-    # of training's.
-    most, strip = (2**24, 2**24) if flat.is_cuda else (2**20, 2**14)
-    return [list(part.split(strip)) for part in flat.split(most)]
+def _at_once(
+    measured: Iterator[tuple[Label, torch.Tensor]],
+) -> Iterator[tuple[list[Label], list[torch.Tensor]]]:
+    """Strips of tensors, in lists of one type and device."""
+    labels: list[Label] = []
+    strips: list[torch.Tensor] = []
+    room = 0
+    for label, flat in measured:
+        # On the CPU so short that torch asks no further threads for help, which would get in the
+        # way of training's.
+        most, strip = (2**25, 2**24) if flat.is_cuda else (2**20, 2**14)
+        for part in flat.split(strip):
+            other = strips and (strips[0].dtype, strips[0].device) != (part.dtype, part.device)
+            if strips and (other or part.numel() > room):
+                yield labels, strips
+                labels, strips = [], []
+            if not strips:
+                room = most
+            labels.append(label)
+            strips.append(part)
+            room -= part.numel()
+    if strips:
+        yield labels, strips
 
 
 def _home(tensor: torch.Tensor) -> torch.device:
     return tensor.device if tensor.device.type == "cuda" else _CPU
-
-
-def _kinds(tensors: Sequence[torch.Tensor]) -> list[tuple[torch.dtype, torch.Size, torch.device]]:
-    return [(tensor.dtype, tensor.shape, tensor.device) for tensor in tensors]

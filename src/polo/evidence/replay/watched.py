@@ -1,0 +1,126 @@
+"""The live tensors of a model and its optimizer, found again without walking through them.
+
+They are asked for in the middle of training, which waits meanwhile; and nearly always they are the
+ones that they were before.
+"""
+
+from collections.abc import MutableMapping
+from operator import is_
+
+import torch
+
+from polo.errors import WeightsError
+from polo.evidence.replay.snapshot import Plan, kinds_of
+from polo.evidence.replay.state import Tensors, named_rest, parameter_names, trained_names
+from polo.weights.checkpoint import MemoryCheckpoint, canonical_names, checkpoint_of
+
+_Store = MutableMapping[str, torch.Tensor | None]
+
+
+class Watched:
+    """What a snapshot is taken of.
+
+    Args:
+        model: The model.
+        optimizer: The optimizer that trains it.
+        before: What was watched before; its plan stays in use if it fits.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        before: "Watched | None" = None,
+    ) -> None:
+        checkpoint = checkpoint_of(model)
+        self._model, self._optimizer = model, optimizer
+        self._layout = checkpoint.layout
+        self._kinds = kinds_of(_tensors_of(checkpoint))
+        self._names, self._trained = parameter_names(model), trained_names(model)
+        self._places = _places(model, [tensor.name for tensor in self._layout.tensors])
+        self._plan: Plan | None = before._plan if before else None
+        self._seen: list[object] | None = None
+        self._tensors: list[torch.Tensor] = []
+        self._pointers: list[int] = []
+        self._groups: list[list[torch.Tensor]] = []
+
+    def tensors(self) -> tuple[Plan, list[list[torch.Tensor]]]:
+        """How to copy the tensors as they are now, and they in the groups of that plan.
+
+        Raises:
+            WeightsError: The model's are not of the kinds that they were, or the optimizer keeps
+                something that is no tensor.
+        """
+        model = self._of_model()
+        seen = [*model, *(v for state in self._optimizer.state.values() for v in state.values())]
+        if self._plan is None or not self._still(seen):
+            self._plan = self._planned([tensor for tensor in model if tensor is not None])
+            self._groups = [[self._tensors[at] for at in group] for group in self._plan.groups]
+            self._pointers = [tensor.data_ptr() for tensor in self._tensors]
+            self._seen = seen
+        return self._plan, self._groups
+
+    def _still(self, seen: list[object]) -> bool:
+        """Whether these are the tensors of the last time, at the same places.
+
+        What is converted keeps its object and gets other memory. That is asked, and not types and
+        shapes themselves, which would take three times as long.
+        """
+        return (
+            self._seen is not None
+            and len(seen) == len(self._seen)
+            and all(map(is_, seen, self._seen))
+            and self._pointers == [tensor.data_ptr() for tensor in self._tensors]
+        )
+
+    def _of_model(self) -> list[torch.Tensor | None]:
+        if self._places is not None:
+            return [store.get(key) for store, key in self._places]
+        return [*_tensors_of(checkpoint_of(self._model))]
+
+    def _planned(self, model: list[torch.Tensor]) -> Plan:
+        """The plan for the tensors as they are now; the last one, if it fits."""
+        if kinds_of(model) != self._kinds:
+            raise WeightsError(
+                "the model's tensors are no longer those that the shard began with",
+                advice="Was a buffer or a parameter added, removed or converted?",
+            )
+        rest = _sorted(named_rest(self._names, self._optimizer))
+        self._tensors = [*model, *rest.values()]
+        if self._plan is not None and self._serves(self._plan, rest):
+            return self._plan
+        layout = MemoryCheckpoint(rest).layout if rest else None
+        return Plan(self._layout, layout, self._tensors, self._trained)
+
+    def _serves(self, plan: Plan, rest: Tensors) -> bool:
+        """Whether a plan is the one that would be made now."""
+        names = [tensor.name for tensor in plan.rest.tensors] if plan.rest else []
+        return (
+            plan.model == self._layout
+            and plan.trained == self._trained
+            and names == list(rest)
+            and plan.fits(self._tensors)
+        )
+
+
+def _sorted(rest: Tensors) -> Tensors:
+    """The same in the order of layouts."""
+    return {name: rest[name] for name in sorted(rest, key=str.encode)}
+
+
+def _tensors_of(checkpoint: MemoryCheckpoint) -> list[torch.Tensor]:
+    return [checkpoint.tensor(at) for at in range(len(checkpoint.layout.tensors))]
+
+
+def _places(model: torch.nn.Module, names: list[str]) -> list[tuple[_Store, str]] | None:
+    """Where modules keep the tensors of these names; None if some are made up on request."""
+    stores: dict[int, tuple[_Store, str]] = {}
+    for module in model.modules():
+        for store in (module._parameters, module._buffers):
+            for key, value in store.items():
+                stores.setdefault(id(value), (store, key))  # type: ignore[arg-type]
+    state = model.state_dict(keep_vars=True)
+    values = {short: state[name] for name, short in canonical_names(list(state)).items()}
+    found = [stores.get(id(values[name])) for name in names]
+    known = [place for place in found if place is not None]
+    return known if len(known) == len(names) else None
