@@ -46,7 +46,7 @@ def value(checkpoint: Checkpoint) -> float:
 
 
 @pytest.mark.parametrize("keeping", [False, True])
-@pytest.mark.parametrize("looked_at", [range(COUNT), {1, 3}])
+@pytest.mark.parametrize("looked_at", [range(COUNT), {1, 3}, ()])
 @pytest.mark.parametrize("most", [0, 2**20])
 def test_every_checkpoint_comes_with_its_root_and_stays_while_it_is_looked_at(
     files: list[Path],
@@ -74,6 +74,35 @@ def test_two_rooms_are_enough(files: list[Path]) -> None:
     assert len({id(one.checkpoint.data.obj) for one in walk}) == 2  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("threads", [2, 3])
+def test_where_nothing_is_looked_at_few_are_in_memory(files: list[Path], threads: int) -> None:
+    walk = walking.seen(kept(files * 3), LAYOUT, looked_at=(), threads=threads)
+    rooms = {id(one.checkpoint.data.obj) for one in walk}  # type: ignore[attr-defined]
+    assert len(rooms) <= threads + 2
+
+
+def test_large_ones_are_hashed_one_after_the_other(
+    files: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(walking, "MOST_HELD", LAYOUT.size)
+    walk = walking.seen(kept(files), LAYOUT, looked_at=(), threads=3)
+    assert not any(isinstance(one.checkpoint, HeldCheckpoint) for one in walk)
+
+
+def test_where_nothing_is_looked_at_several_are_hashed_at_once(
+    files: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together = threading.Barrier(3)
+
+    def hashing(checkpoint: Checkpoint, *, threads: int | None = None) -> object:
+        together.wait(20)
+        return commit(checkpoint, threads=threads)
+
+    monkeypatch.setattr(walking, "commit", hashing)
+    walk = walking.seen(kept(files[:3]), LAYOUT, looked_at=(), threads=3)
+    assert [one.root for one in walk] == [commit(weights(number)).root for number in range(3)]
+
+
 def test_the_next_is_hashed_meanwhile(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     hashed = threading.Event()
 
@@ -90,17 +119,22 @@ def test_the_next_is_hashed_meanwhile(files: list[Path], monkeypatch: pytest.Mon
     assert [one.number for one in walk] == [1, 2, 3, 4]
 
 
-def test_a_checkpoint_without_a_root_says_why_and_the_others_go_on(files: list[Path]) -> None:
+@pytest.mark.parametrize("looked_at", [range(COUNT), ()])
+def test_a_checkpoint_without_a_root_says_why_and_the_others_go_on(
+    files: list[Path], looked_at: range
+) -> None:
     data = bytearray(files[2].read_bytes())
     data[-4:] = np.float32("nan").tobytes()
     files[2].write_bytes(data)
-    found = list(walking.seen(kept(files), LAYOUT, looked_at=range(COUNT)))
+    found = list(walking.seen(kept(files), LAYOUT, looked_at=looked_at))
+    assert [one.number for one in found] == list(range(COUNT))
     assert [one.number for one in found if isinstance(one.root, WeightsError)] == [2]
 
 
-def test_what_breaks_the_walk_breaks_it_where_it_is(files: list[Path]) -> None:
+@pytest.mark.parametrize("looked_at", [range(COUNT), ()])
+def test_what_breaks_the_walk_breaks_it_where_it_is(files: list[Path], looked_at: range) -> None:
     files[3].write_bytes(b"short")
-    walk = walking.seen(kept(files), LAYOUT, looked_at=range(COUNT))
+    walk = walking.seen(kept(files), LAYOUT, looked_at=looked_at)
     assert [next(walk).number for _ in range(3)] == [0, 1, 2]
     with pytest.raises(FormatError, match="5 bytes"):
         next(walk)
