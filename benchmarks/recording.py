@@ -2,7 +2,8 @@
 
 Two sides take turns: blocks of steps with all that a prover does for level replay and the same
 blocks without. That is the rate and the seeds of every step, and after a segment a snapshot, and a
-look at left-over gradients and at torch's settings. A block has one snapshot or two, each right
+look at left-over gradients and at torch's settings; but not the look at the optimizer, which comes
+ever more seldom. A block has one snapshot or two, each right
 after the first step of a segment, and ends when everything that was recorded is hashed. So all that
 recording does is inside, and nothing of it falls into the plain block that follows; where hashing
 is slower than training, the wait for it is inside, too.
@@ -199,7 +200,7 @@ def _recorded(training: Training, case: Case) -> Iterator[Figure]:
         target=case.target,
         note=note,
         details={
-            "seconds of snapshots, a block": waited,
+            "seconds inside the recorder, a block": waited,
             "device memory beyond training, in states": extra / training.state_bytes,
         },
     )

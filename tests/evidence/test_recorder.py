@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -365,19 +366,63 @@ def test_tensors_that_are_replaced_are_followed(
                 call()
 
 
+@pytest.mark.parametrize(
+    "convert",
+    [
+        lambda model: model.double(),
+        lambda model: setattr(model[0].bias, "data", model[0].bias.data[:1]),
+        lambda model: setattr(model[0].bias, "data", model[0].bias.data.view(torch.bfloat16)),
+        lambda model: setattr(model[0].weight, "data", model[0].weight.data.view(-1)),
+    ],
+    ids=["cast", "slice", "other type", "other shape"],
+)
 def test_tensors_that_are_converted_in_place_are_noticed(
-    begin: Begin, recorder: Callable[..., Recorder]
+    convert: Callable[[nn.Module], None], begin: Begin, recorder: Callable[..., Recorder]
 ) -> None:
-    """The objects stay the same, and so does everything that walks through modules."""
+    """The objects stay the same, and sometimes even the memory."""
     run = begin("plain")
     one = recorder(run, 1)
     one.start()
     train(run, one, 2)
     parameters = list(map(id, run.model.parameters()))
-    run.model.double()
+    convert(run.model)
     assert list(map(id, run.model.parameters())) == parameters
     with pytest.raises(WeightsError, match="no longer those that the shard began with"):
         one.after_step()
+
+
+def test_a_state_under_another_key_is_another_state(
+    begin: Begin, recorder: Callable[..., Recorder]
+) -> None:
+    run = begin("plain", "momentum")
+    one = recorder(run, 1)
+    one.start()
+    train(run, one, 2)
+    for kept in run.optimizer.state.values():
+        kept["still"] = kept.pop("momentum_buffer")
+    one.after_step()
+    with torch.no_grad():
+        for kept in run.optimizer.state.values():
+            kept["still"].mul_(2)
+    one.after_step()
+    found = one.finish()
+    assert found.boundaries[-1] == digests(run)
+    assert found.moves[2][1] == state.SATURATED
+    assert found.moves[3][1] == pytest.approx(state.MOVE_ONE, rel=1e-6)
+
+
+def test_what_is_replaced_is_kept_by_nobody(
+    begin: Begin, recorder: Callable[..., Recorder]
+) -> None:
+    run = begin("plain", "momentum")
+    one = recorder(run, 1)
+    one.start()
+    train(run, one, 2)
+    kept = [weakref.ref(each["momentum_buffer"]) for each in run.optimizer.state.values()]
+    run.optimizer.state.clear()
+    one.reset()
+    gc.collect()
+    assert not any(each() is not None for each in kept)
 
 
 def test_an_optimizer_may_replace_its_state(
@@ -420,6 +465,24 @@ def test_an_interrupt_while_training_waits_leaves_no_gap_unnoticed(
     assert one.finish().boundaries[-1] == digests(run)
 
 
+def test_an_interrupt_before_a_snapshot_leaves_no_gap_unnoticed(
+    begin: Begin, recorder: Callable[..., Recorder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = begin()
+    one = recorder(run, 1)
+    one.start()
+
+    def interrupted(device: object) -> dict[str, str]:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(platform, "describe", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            train(run, one, 1)
+    with pytest.raises(ChainError, match="has a gap"):
+        one.finish()
+
+
 def test_models_that_make_up_their_state(begin: Begin, recorder: Callable[..., Recorder]) -> None:
     class Doubled(nn.Linear):
         def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
@@ -434,6 +497,7 @@ def test_models_that_make_up_their_state(begin: Begin, recorder: Callable[..., R
     train(run, one, 4)
     assert one.finish().boundaries[-1] == digests(run)
     assert one.finish().boundaries[1] != one.finish().boundaries[2]
+    assert not one._watched._tensors, "they are of no use next time"
 
 
 def test_calls_out_of_order(begin: Begin, recorder: Callable[..., Recorder]) -> None:

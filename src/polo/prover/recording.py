@@ -130,7 +130,7 @@ class Recording:
         self._seed(steps)
 
     def wait(self) -> None:
-        """Wait until all that was recorded so far is hashed."""
+        """Wait until all that was recorded so far is noted."""
         self._recording().wait()
 
     def finish(self) -> None:

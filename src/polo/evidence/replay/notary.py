@@ -70,16 +70,14 @@ class Notary:
     @torch.no_grad()
     def note(self, job: Job) -> None:
         """Note one snapshot."""
-        copy, filled = job.slot.copy, job.slot.filled
+        copy = job.slot.copy
         assert copy is not None
         try:
-            if filled:
-                filled.synchronize()
+            for event in job.slot.filled.values():
+                event.synchronize()
             with self._beside(copy):
                 memory = None if job.known else self._brought(copy)
-                measuring = Measuring(job.before.copy if job.before else None, copy)
-                self._settle(copy)
-                if moves := measuring.moves():
+                if moves := self._moves(job, copy):
                     self.moves[job.number - 1] = moves
         finally:
             # Before the hashes, which take longest: training may need the room meanwhile.
@@ -119,6 +117,14 @@ class Notary:
         for device in copy.memory:
             if device.type == "cuda":
                 self._lanes[device].settle()
+
+    def _moves(self, job: Job, copy: Copy) -> tuple[int, int] | None:
+        """How far the state moved, once all that was begun is done, this or the way to the CPU."""
+        try:
+            measuring = Measuring(job.before.copy if job.before else None, copy)
+        finally:
+            self._settle(copy)
+        return measuring.moves()
 
     def _brought(self, copy: Copy) -> Memory:
         """The memory of a copy where it can be hashed; from a CUDA device, soon to be there."""

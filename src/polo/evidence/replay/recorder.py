@@ -3,7 +3,8 @@
 Training waits for a copy within its own device. The way to the CPU and the norms of the moves are
 another thread's, and the hashes of a large state another process's; where those fall behind by
 more than a segment, training waits. Beyond training's own, this takes three times the memory of
-model and optimizer state: on a GPU two copies there and one in pinned memory, on a CPU three.
+model and optimizer state: on a GPU two copies there and one in pinned memory, on a CPU three; and,
+while a move is measured, room for the differences of 2^25 numbers on a GPU.
 Training itself is not changed in a single bit: live tensors are read and nothing else, and no
 random number is drawn.
 """
@@ -22,7 +23,7 @@ from polo.evidence.replay import platform
 from polo.evidence.replay.background import Background
 from polo.evidence.replay.notary import Job, Notary
 from polo.evidence.replay.record import Boundary, Record
-from polo.evidence.replay.snapshot import MODEL, Slot
+from polo.evidence.replay.snapshot import Slot
 from polo.evidence.replay.state import in_units, named_state, norm_of
 from polo.evidence.replay.watched import Watched
 
@@ -112,12 +113,15 @@ class Recorder:
                 self._end = weakref.finalize(self, _end, self._background)
             self._watched = Watched(self._model, self._optimizer, self._watched)
             self._platform = platform.describe(self._device)
+            # What no record could hold is refused now, before any step is lost.
+            platform.text_of(self._platform)
             self._snapshot(last=False, known=known)
 
     def after_step(self) -> None:
         """Count a step, and take a snapshot when a segment is full."""
         self._check()
         self._resume()
+        self._complete = False
         self._steps += 1
         if self._steps == 1:
             with self._timed():
@@ -126,6 +130,7 @@ class Recorder:
         if self._steps % self._every == 0:
             with self._timed():
                 self._snapshot(last=False)
+        self._complete = True
 
     def check_platform(self) -> None:
         """Refuse steps that others cannot make again: they take one setting for a whole shard."""
@@ -176,15 +181,9 @@ class Recorder:
             last = self._tail or self._previous
             assert last is not None
             assert last.copy is not None
-            live, _ = named_state(model, self._optimizer)
-            trained = set(last.copy.plan.trained)
+            before, (live, _) = last.copy.trained(), named_state(model, self._optimizer)
             with torch.no_grad():
-                norm = norm_of(
-                    *(
-                        {name: value for name, value in side.items() if name in trained}
-                        for side in (last.copy.named(MODEL), live)
-                    )
-                )
+                norm = norm_of(before, {name: live[name] for name in before})
             move = in_units(0.0 if norm is None else norm.item())
         text = platform.text_of(self._platform)
         return Record(unsealed.boundaries, (*unsealed.moves, (move, 0)), text)
@@ -210,6 +209,8 @@ class Recorder:
             self._free.put(slot)
         self._notary.boundaries.clear()
         self._notary.moves.clear()
+        if self._watched:
+            self._watched.forget()
         self._previous: Slot | None = None
         self._tail: Slot | None = None
         self._complete = True
@@ -220,7 +221,7 @@ class Recorder:
         assert self._background is not None
         assert self._watched is not None
         self._complete = False
-        plan, tensors = self._watched.tensors()
+        plan, tensors = self._watched.planned()
         # This is where training waits if the other thread is more than a segment behind.
         slot = self._free.get()
         self._background.check()

@@ -6,7 +6,7 @@ all that is hashed is handed over at once, without touching a tensor.
 """
 
 import itertools
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,12 +22,12 @@ _CPU = torch.device("cpu")
 MODEL = "model"
 REST = "rest"
 
-_STILL = "still"
-"""The key of what is copied of a model and not measured."""
-
 Label = tuple[str, str]
-"""What a tensor is: `MODEL` or `REST`, and for the latter the key that the optimizer keeps it
-under."""
+"""What a tensor is: `TRAINED`, `STILL`, or `REST` and the key that the optimizer has it under."""
+
+TRAINED: Label = MODEL, ""
+STILL: Label = MODEL, "still"
+"""What is copied of a model and not measured."""
 
 Kind = tuple[torch.dtype, torch.Size, torch.device]
 
@@ -84,7 +84,7 @@ class Plan:
         model: Layout,
         rest: Layout | None,
         tensors: Sequence[torch.Tensor],
-        trained: Collection[str],
+        trained: Sequence[str],
     ) -> None:
         self.model, self.rest, self.trained = model, rest, trained
         self._kinds = kinds_of(tensors)
@@ -117,7 +117,7 @@ class Plan:
     def _labelled(self) -> Iterator[tuple[Label, str]]:
         trained = set(self.trained)
         for tensor in self.model.tensors:
-            yield (MODEL, "" if tensor.name in trained else _STILL), tensor.name
+            yield TRAINED if tensor.name in trained else STILL, tensor.name
         for tensor in self.rest.tensors if self.rest else ():
             yield (REST, tensor.name.partition("/")[0]), tensor.name
 
@@ -169,9 +169,15 @@ class Copy:
         for views, tensors in zip(self._views, groups, strict=True):
             torch._foreach_copy_(views, tensors)
 
-    def named(self, part: str) -> Tensors:
-        """The copied tensors of a part, by name."""
-        return {spot.name: self._view(spot) for spot in self.plan.spots if spot.label[0] == part}
+    def trained(self) -> Tensors:
+        """The copied tensors of the model that are measured, by name."""
+        found = (spot for spot in self.plan.spots if spot.label == TRAINED)
+        return {spot.name: self._view(spot) for spot in found}
+
+    def rest(self) -> Tensors:
+        """The copied tensors of the optimizer, by name."""
+        found = (spot for spot in self.plan.spots if spot.label[0] == REST)
+        return {spot.name: self._view(spot) for spot in found}
 
     def _view(self, spot: Spot) -> torch.Tensor:
         size = spot.shape.numel() * spot.dtype.itemsize
@@ -183,8 +189,8 @@ class Copy:
         for members in self.plan.sections:
             first, last = self.plan.spots[members[0]], self.plan.spots[members[-1]]
             real = first.dtype.to_real()
-            measured = real.is_floating_point and first.label[1] not in (_STILL, STEP)
-            if measured and first.start < last.stop:
+            measured = first.label != STILL and first.label != (REST, STEP)
+            if measured and real.is_floating_point and first.start < last.stop:
                 yield first.label, self.memory[first.device][first.start : last.stop].view(real)
 
 
@@ -193,12 +199,12 @@ class Slot:
 
     Attributes:
         copy: The copy of the state.
-        filled: On CUDA devices, what happens when the copy is complete.
+        filled: What happens on each CUDA device when the copy is complete.
     """
 
     def __init__(self) -> None:
         self.copy: Copy | None = None
-        self.filled: torch.cuda.Event | None = None
+        self.filled: dict[torch.device, torch.cuda.Event] = {}
 
     @torch.no_grad()
     def take(self, plan: Plan, groups: Sequence[list[torch.Tensor]]) -> None:
@@ -210,8 +216,9 @@ class Slot:
         for device in self.copy.memory:
             if device.type == "cuda":
                 # Who waits for it sleeps instead of spinning.
-                self.filled = self.filled or torch.cuda.Event(blocking=True)
-                self.filled.record(torch.cuda.current_stream(device))
+                event = self.filled.get(device) or torch.cuda.Event(blocking=True)
+                event.record(torch.cuda.current_stream(device))
+                self.filled[device] = event
 
 
 def kinds_of(tensors: Sequence[torch.Tensor]) -> list[Kind]:

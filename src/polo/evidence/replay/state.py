@@ -309,13 +309,15 @@ def norm_of(before: Tensors, after: Tensors) -> "torch.Tensor | None":
     """The norm of the difference of two sets of tensors; a tensor that is not there is zero.
 
     Returns:
-        The norm as a tensor, on the device of the tensors; None if there is nothing to measure.
+        The norm as a tensor, on the device of the first one; None if there is nothing to measure.
     """
     import torch
 
     names = sorted({*before, *after})
     found = [norm for name in names for norm in norms(before.get(name), after.get(name))]
-    return torch.linalg.vector_norm(torch.stack(found)) if found else None
+    # A model may be on several devices.
+    together = [norm.to(found[0].device) for norm in found]
+    return torch.linalg.vector_norm(torch.stack(together)) if together else None
 
 
 def norms_of(before: Tensors, after: Tensors) -> dict[str, float]:
@@ -349,6 +351,7 @@ def norms(before: "torch.Tensor | None", after: "torch.Tensor | None") -> "list[
     flat = [_flat(value) for value in (before, after) if value is not None]
     if not flat or not flat[0].is_floating_point():
         return []
+    flat = [value.to(flat[0].device) for value in flat]
     wide = torch.float64 if flat[0].dtype == torch.float64 else torch.float32
     # Little memory; on the CPU so little at a time that torch asks no further threads for help,
     # which would get in the way of training's.
@@ -365,4 +368,7 @@ def _flat(value: "torch.Tensor") -> "torch.Tensor":
     import torch
 
     value = value.detach()
+    if value.device.type not in ("cpu", "cuda"):
+        # Nor do all others have double precision.
+        value = value.cpu()
     return torch.view_as_real(value).reshape(-1) if value.is_complex() else value.reshape(-1)

@@ -39,12 +39,15 @@ class Watched:
         self._names, self._trained = parameter_names(model), trained_names(model)
         self._places = _places(model, [tensor.name for tensor in self._layout.tensors])
         self._plan: Plan | None = before._plan if before else None
-        self._seen: list[object] | None = None
+        self.forget()
+
+    def forget(self) -> None:
+        """Let go of all tensors, so that those that are replaced are kept by nobody."""
+        self._seen: list[object] = []
         self._tensors: list[torch.Tensor] = []
-        self._pointers: list[int] = []
         self._groups: list[list[torch.Tensor]] = []
 
-    def tensors(self) -> tuple[Plan, list[list[torch.Tensor]]]:
+    def planned(self) -> tuple[Plan, list[list[torch.Tensor]]]:
         """How to copy the tensors as they are now, and they in the groups of that plan.
 
         Raises:
@@ -52,25 +55,24 @@ class Watched:
                 something that is no tensor.
         """
         model = self._of_model()
-        seen = [*model, *(v for state in self._optimizer.state.values() for v in state.values())]
-        if self._plan is None or not self._still(seen):
-            self._plan = self._planned([tensor for tensor in model if tensor is not None])
-            self._groups = [[self._tensors[at] for at in group] for group in self._plan.groups]
-            self._pointers = [tensor.data_ptr() for tensor in self._tensors]
-            self._seen = seen
-        return self._plan, self._groups
+        seen: list[object] = [*model]
+        for parameter, state in self._optimizer.state.items():
+            seen += (parameter, *state, *state.values())
+        if self._plan is not None and self._still(self._plan, seen):
+            return self._plan, self._groups
+        tensors, self._plan = self._found([tensor for tensor in model if tensor is not None])
+        groups = [[tensors[at] for at in group] for group in self._plan.groups]
+        if self._places is not None:
+            self._seen, self._tensors, self._groups = seen, tensors, groups
+        return self._plan, groups
 
-    def _still(self, seen: list[object]) -> bool:
-        """Whether these are the tensors of the last time, at the same places.
-
-        What is converted keeps its object and gets other memory. That is asked, and not types and
-        shapes themselves, which would take three times as long.
-        """
+    def _still(self, plan: Plan, seen: list[object]) -> bool:
+        """Whether these are the tensors of the last time; a conversion leaves objects the same."""
         return (
-            self._seen is not None
+            bool(self._seen)
             and len(seen) == len(self._seen)
             and all(map(is_, seen, self._seen))
-            and self._pointers == [tensor.data_ptr() for tensor in self._tensors]
+            and plan.fits(self._tensors)
         )
 
     def _of_model(self) -> list[torch.Tensor | None]:
@@ -78,28 +80,28 @@ class Watched:
             return [store.get(key) for store, key in self._places]
         return [*_tensors_of(checkpoint_of(self._model))]
 
-    def _planned(self, model: list[torch.Tensor]) -> Plan:
-        """The plan for the tensors as they are now; the last one, if it fits."""
+    def _found(self, model: list[torch.Tensor]) -> tuple[list[torch.Tensor], Plan]:
+        """The tensors as they are now, and the plan for them; the last one, if it fits."""
         if kinds_of(model) != self._kinds:
             raise WeightsError(
                 "the model's tensors are no longer those that the shard began with",
                 advice="Was a buffer or a parameter added, removed or converted?",
             )
         rest = _sorted(named_rest(self._names, self._optimizer))
-        self._tensors = [*model, *rest.values()]
-        if self._plan is not None and self._serves(self._plan, rest):
-            return self._plan
+        tensors = [*model, *rest.values()]
+        if self._plan is not None and self._serves(self._plan, list(rest), tensors):
+            return tensors, self._plan
         layout = MemoryCheckpoint(rest).layout if rest else None
-        return Plan(self._layout, layout, self._tensors, self._trained)
+        return tensors, Plan(self._layout, layout, tensors, self._trained)
 
-    def _serves(self, plan: Plan, rest: Tensors) -> bool:
+    def _serves(self, plan: Plan, rest: list[str], tensors: list[torch.Tensor]) -> bool:
         """Whether a plan is the one that would be made now."""
         names = [tensor.name for tensor in plan.rest.tensors] if plan.rest else []
         return (
             plan.model == self._layout
             and plan.trained == self._trained
-            and names == list(rest)
-            and plan.fits(self._tensors)
+            and names == rest
+            and plan.fits(tensors)
         )
 
 
