@@ -5,7 +5,8 @@ ones that they were before.
 """
 
 from collections.abc import MutableMapping
-from operator import is_
+from itertools import chain
+from operator import attrgetter, is_, methodcaller
 
 import torch
 
@@ -46,6 +47,7 @@ class Watched:
         self._seen: list[object] = []
         self._tensors: list[torch.Tensor] = []
         self._groups: list[list[torch.Tensor]] = []
+        self._forms: list[object] = []
 
     def planned(self) -> tuple[Plan, list[list[torch.Tensor]]]:
         """How to copy the tensors as they are now, and they in the groups of that plan.
@@ -54,25 +56,25 @@ class Watched:
             WeightsError: The model's are not of the kinds that they were, or the optimizer keeps
                 something that is no tensor.
         """
-        model = self._of_model()
-        seen: list[object] = [*model]
-        for parameter, state in self._optimizer.state.items():
-            seen += (parameter, *state, *state.values())
-        if self._plan is not None and self._still(self._plan, seen):
+        model, state = self._of_model(), self._optimizer.state
+        values = chain.from_iterable(map(methodcaller("values"), state.values()))
+        seen = [*model, *state, *chain.from_iterable(state.values()), *values]
+        if self._plan is not None and self._still(seen):
             return self._plan, self._groups
         tensors, self._plan = self._found([tensor for tensor in model if tensor is not None])
         groups = [[tensors[at] for at in group] for group in self._plan.groups]
         if self._places is not None:
             self._seen, self._tensors, self._groups = seen, tensors, groups
+            self._forms = _forms(tensors)
         return self._plan, groups
 
-    def _still(self, plan: Plan, seen: list[object]) -> bool:
+    def _still(self, seen: list[object]) -> bool:
         """Whether these are the tensors of the last time; a conversion leaves objects the same."""
         return (
             bool(self._seen)
             and len(seen) == len(self._seen)
             and all(map(is_, seen, self._seen))
-            and plan.fits(self._tensors)
+            and self._forms == _forms(self._tensors)
         )
 
     def _of_model(self) -> list[torch.Tensor | None]:
@@ -103,6 +105,14 @@ class Watched:
             and names == rest
             and plan.fits(tensors)
         )
+
+
+def _forms(tensors: list[torch.Tensor]) -> list[object]:
+    """Types and sizes; with shapes and devices it would take twice as long.
+
+    Another shape of the same size cannot be copied, and what comes from another device is the same.
+    """
+    return [*map(attrgetter("dtype"), tensors), *map(attrgetter("nbytes"), tensors)]
 
 
 def _sorted(rest: Tensors) -> Tensors:
