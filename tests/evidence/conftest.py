@@ -3,7 +3,8 @@
 import hashlib
 import random
 import shutil
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,9 @@ import polo
 from polo.evidence.replay import answer as answers
 from polo.evidence.replay.data import DataSource
 from polo.evidence.replay.recipe import Recipe
-from polo.evidence.replay.record import Record, load
+from polo.evidence.replay.record import Boundary, Record, load
+from polo.evidence.replay.recorder import Recorder
+from polo.evidence.replay.state import named_state, state_digests
 from polo.protocol import nonces, signing
 from polo.protocol.challenge import Answer, Challenge, Place
 from polo.protocol.digest import tagged
@@ -96,13 +99,48 @@ class Run:
 
     def copies(self) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """Copies of the state."""
-        from polo.evidence.replay.state import named_state
-
         model, rest = (
             {name: value.detach().clone() for name, value in part.items()}
             for part in named_state(self.model, self.optimizer)
         )
         return model, rest
+
+    def digests(self) -> Boundary:
+        """Digests of the state."""
+        return Boundary(*state_digests(self.model, self.optimizer))
+
+    def record(self, recorder: Recorder, steps: int) -> None:
+        """Several steps, recorded."""
+        for _ in range(steps):
+            self.step()
+            recorder.after_step()
+
+
+def recording_threads() -> list[threading.Thread]:
+    """Threads that recorders have."""
+    names = ("polo-recorder", "ThreadPoolExecutor")
+    return [thread for thread in threading.enumerate() if thread.name.startswith(names)]
+
+
+@pytest.fixture
+def threads() -> Callable[[], list[threading.Thread]]:
+    """Says which threads recorders have."""
+    return recording_threads
+
+
+@pytest.fixture
+def recorder() -> Iterator[Callable[..., Recorder]]:
+    """Makes recorders that are abandoned at the end."""
+    made: list[Recorder] = []
+
+    def make(run: Run, every: int = 3) -> Recorder:
+        made.append(Recorder(run.model, run.optimizer, every))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.abandon()
+    assert not recording_threads()
 
 
 @pytest.fixture

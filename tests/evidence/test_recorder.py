@@ -7,13 +7,11 @@ import os
 import signal
 import threading
 import time
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from polo.errors import ChainError, TermsError, WeightsError
@@ -25,39 +23,10 @@ from polo.evidence.replay.recorder import Recorder
 from polo.weights.checkpoint import MemoryCheckpoint
 
 Begin = Callable[..., Any]
+Threads = Callable[[], list[threading.Thread]]
 
 FORKS = pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 """Python 3.12 warns of what loaders do all the time, and what these tests are about."""
-
-
-@pytest.fixture
-def recorder() -> Iterator[Callable[..., Recorder]]:
-    """Makes recorders that are abandoned at the end."""
-    made: list[Recorder] = []
-
-    def make(run: Any, every: int = 3) -> Recorder:
-        made.append(Recorder(run.model, run.optimizer, every))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.abandon()
-    assert not threads()
-
-
-def threads() -> list[threading.Thread]:
-    names = ("polo-recorder", "ThreadPoolExecutor")
-    return [thread for thread in threading.enumerate() if thread.name.startswith(names)]
-
-
-def digests(run: Any) -> Boundary:
-    return Boundary(*state.state_digests(run.model, run.optimizer))
-
-
-def train(run: Any, one: Recorder, steps: int) -> None:
-    for _ in range(steps):
-        run.step()
-        one.after_step()
 
 
 def trained(run: Any, copies: state.Snapshot) -> state.Snapshot:
@@ -84,12 +53,12 @@ def test_every_boundary_and_move_is_what_is_found_at_once(
     one = recorder(run)
     for steps in (10, 9, 1):
         one.start()
-        wanted, kept = [digests(run)], [run.copies()]
+        wanted, kept = [run.digests()], [run.copies()]
         for step in range(1, steps + 1):
             run.step()
             one.after_step()
             if step % 3 == 0 or step == steps:
-                wanted.append(digests(run))
+                wanted.append(run.digests())
                 kept.append(run.copies())
         assert one.finish().boundaries == tuple(wanted)
         seal(run)
@@ -114,9 +83,9 @@ def test_a_state_whose_digests_are_known_is_not_hashed(
     run = begin("buffers", "adam").steps(1)
     one, known, before = recorder(run), Boundary(b"k" * 32, b"n" * 32), run.copies()
     one.start(known)
-    train(run, one, 3)
+    run.record(one, 3)
     found = one.finish()
-    assert found.boundaries == (known, digests(run))
+    assert found.boundaries == (known, run.digests())
     assert len(hashed) == 1
     right = state.moves(trained(run, before), trained(run, run.copies()))
     assert found.moves[0] == pytest.approx(right, rel=1e-9, abs=2)
@@ -136,10 +105,10 @@ def test_what_is_on_several_devices_is_brought_together(
     run = begin("buffers", "adam")
     one = recorder(run, 1)
     one.start()
-    wanted, kept = [digests(run)], [run.copies()]
+    wanted, kept = [run.digests()], [run.copies()]
     for _ in range(5):
-        train(run, one, 1)
-        wanted.append(digests(run))
+        run.record(one, 1)
+        wanted.append(run.digests())
         kept.append(run.copies())
     found = one.finish()
     assert found.boundaries == tuple(wanted)
@@ -191,14 +160,14 @@ def test_training_is_the_same_to_the_bit(
     kind: tuple[str, str], begin: Begin, recorder: Callable[..., Recorder]
 ) -> None:
     plain = begin(*kind).steps(12)
-    wanted = digests(plain), torch.get_rng_state().tolist()
+    wanted = plain.digests(), torch.get_rng_state().tolist()
     run = begin(*kind)
     one = recorder(run, 2)
     one.start()
-    train(run, one, 12)
-    assert (digests(run), torch.get_rng_state().tolist()) == wanted
+    run.record(one, 12)
+    assert (run.digests(), torch.get_rng_state().tolist()) == wanted
     one.finish()
-    assert digests(run) == wanted[0]
+    assert run.digests() == wanted[0]
 
 
 def test_training_may_go_on_after_finish(begin: Begin, recorder: Callable[..., Recorder]) -> None:
@@ -208,7 +177,7 @@ def test_training_may_go_on_after_finish(begin: Begin, recorder: Callable[..., R
         one = recorder(run)
         one.start()
         for step in range(1, 11):
-            train(run, one, 1)
+            run.record(one, 1)
             if step in stops:
                 assert one.finish() == one.finish()
         records.append(one.sealed(run.model))
@@ -233,12 +202,12 @@ def test_a_slow_hash_holds_training_back_and_memory_stays(
     monkeypatch.setattr(hashing, "sha256", slow)
     monkeypatch.setattr(snapshot, "Copy", Counted)
     run = begin().steps(1)
-    one, wanted = recorder(run, 1), [digests(run)]
+    one, wanted = recorder(run, 1), [run.digests()]
 
     def training() -> None:
         for _ in range(8):
             run.step()
-            wanted.append(digests(run))
+            wanted.append(run.digests())
             one.after_step()
 
     one.start()
@@ -264,11 +233,11 @@ def test_memory_is_used_again_in_the_next_shard(
     run = begin("tied", "adam").steps(1)
     one = recorder(run)
     one.start()
-    train(run, one, 9)
+    run.record(one, 9)
     one.sealed(run.model)
     monkeypatch.setattr(snapshot.Copy, "__init__", None)
     one.start()
-    train(run, one, 9)
+    run.record(one, 9)
     assert one.sealed(run.model).segments == 3
 
 
@@ -278,7 +247,7 @@ def test_a_failure_is_raised_by_the_next_call_and_named(
     run = begin()
     one = recorder(run, 2)
     one.start()
-    train(run, one, 4)
+    run.record(one, 4)
     one.finish()
 
     def broken(data: memoryview) -> Any:
@@ -286,7 +255,7 @@ def test_a_failure_is_raised_by_the_next_call_and_named(
 
     monkeypatch.setattr(hashing, "sha256", broken)
     with pytest.raises(WeightsError, match=r"boundary 3: .* OSError: the hash is gone"):
-        train(run, one, 60)
+        run.record(one, 60)
     with pytest.raises(WeightsError, match="boundary 3"):
         one.after_step()
     for call in (one.finish, lambda: one.sealed(run.model)):
@@ -295,8 +264,8 @@ def test_a_failure_is_raised_by_the_next_call_and_named(
     monkeypatch.undo()
     one.reset()
     one.start()
-    train(run, one, 2)
-    assert one.finish().boundaries[-1] == digests(run)
+    run.record(one, 2)
+    assert one.finish().boundaries[-1] == run.digests()
 
 
 def test_training_that_waits_is_woken_by_a_failure(
@@ -314,19 +283,7 @@ def test_training_that_waits_is_woken_by_a_failure(
     one.start()
     threading.Timer(0.2, gate.set).start()
     with pytest.raises(WeightsError, match=r"boundary 0: .* MemoryError"):
-        train(run, one, 20)
-
-
-def test_state_that_cannot_be_recorded_is_named(
-    begin: Begin, recorder: Callable[..., Recorder]
-) -> None:
-    run = begin("plain")
-    one = recorder(run)
-    one.start()
-    train(run, one, 2)
-    run.optimizer.state[run.model[0].weight]["since"] = 0.5
-    with pytest.raises(WeightsError, match=r"'since' of '0\.weight' is a float"):
-        train(run, one, 1)
+        run.record(one, 20)
 
 
 def test_no_number_in_the_weights_does_no_harm(
@@ -335,111 +292,13 @@ def test_no_number_in_the_weights_does_no_harm(
     run = begin()
     one = recorder(run)
     one.start()
-    train(run, one, 3)
+    run.record(one, 3)
     with torch.no_grad():
         run.model[0].weight.fill_(torch.nan)
-    train(run, one, 6)
-    assert one.finish().boundaries[-1] == digests(run)
+    run.record(one, 6)
+    assert one.finish().boundaries[-1] == run.digests()
     found = one.sealed(run.model)
     assert found.moves[1:] == ((state.SATURATED,) * 2, (state.SATURATED,) * 2, (2**63 - 1, 0))
-
-
-def test_tensors_that_are_replaced_are_followed(
-    begin: Begin, recorder: Callable[..., Recorder]
-) -> None:
-    run = begin()
-    one = recorder(run, 1)
-    one.start()
-    train(run, one, 1)
-    run.model[1].running_mean = torch.full((6,), 5.0)
-    run.model[0].weight.data = torch.ones_like(run.model[0].weight)
-    train(run, one, 1)
-    assert one.finish().boundaries[2] == digests(run)
-    for change in (torch.zeros(7), torch.zeros(6, dtype=torch.float64), None):
-        one.start()
-        run.model[1].running_mean = change
-        with pytest.raises(WeightsError, match="no longer those that the shard began with"):
-            one.after_step()
-        run.model[1].running_mean = torch.zeros(6)
-        for call in (one.after_step, one.finish):
-            with pytest.raises(ChainError, match="has a gap"):
-                call()
-
-
-@pytest.mark.parametrize(
-    "convert",
-    [
-        lambda model: model.double(),
-        lambda model: setattr(model[0].bias, "data", model[0].bias.data[:1]),
-        lambda model: setattr(model[0].bias, "data", model[0].bias.data.view(torch.bfloat16)),
-    ],
-    ids=["cast", "slice", "other type"],
-)
-def test_tensors_that_are_converted_in_place_are_noticed(
-    convert: Callable[[nn.Module], None], begin: Begin, recorder: Callable[..., Recorder]
-) -> None:
-    """The objects stay the same, and sometimes even the memory."""
-    run = begin("plain")
-    one = recorder(run, 1)
-    one.start()
-    train(run, one, 2)
-    parameters = list(map(id, run.model.parameters()))
-    convert(run.model)
-    assert list(map(id, run.model.parameters())) == parameters
-    with pytest.raises(WeightsError, match="no longer those that the shard began with"):
-        one.after_step()
-
-
-def test_a_state_under_another_key_is_another_state(
-    begin: Begin, recorder: Callable[..., Recorder]
-) -> None:
-    run = begin("plain", "momentum")
-    one = recorder(run, 1)
-    one.start()
-    train(run, one, 2)
-    for kept in run.optimizer.state.values():
-        kept["still"] = kept.pop("momentum_buffer")
-    one.after_step()
-    with torch.no_grad():
-        for kept in run.optimizer.state.values():
-            kept["still"].mul_(2)
-    one.after_step()
-    found = one.finish()
-    assert found.boundaries[-1] == digests(run)
-    assert found.moves[2][1] == state.SATURATED
-    assert found.moves[3][1] == pytest.approx(state.MOVE_ONE, rel=1e-6)
-
-
-def test_what_is_replaced_is_kept_by_nobody(
-    begin: Begin, recorder: Callable[..., Recorder]
-) -> None:
-    run = begin("plain", "momentum")
-    one = recorder(run, 1)
-    one.start()
-    train(run, one, 2)
-    kept = [weakref.ref(each["momentum_buffer"]) for each in run.optimizer.state.values()]
-    run.optimizer.state.clear()
-    one.reset()
-    gc.collect()
-    assert not any(each() is not None for each in kept)
-
-
-def test_an_optimizer_may_replace_its_state(
-    begin: Begin, recorder: Callable[..., Recorder]
-) -> None:
-    run = begin("plain", "adam")
-    one = recorder(run, 1)
-    one.start()
-    train(run, one, 2)
-    run.optimizer.load_state_dict(run.optimizer.state_dict())
-    for kept in run.optimizer.state.values():
-        kept["exp_avg"] = torch.full_like(kept["exp_avg"], 0.25)
-    one.after_step()
-    wanted = digests(run)
-    for kept in run.optimizer.state.values():
-        kept["late"] = kept.pop("exp_avg").double()
-    one.after_step()
-    assert one.finish().boundaries[3:] == (wanted, digests(run))
 
 
 def test_an_interrupt_while_training_waits_leaves_no_gap_unnoticed(
@@ -448,7 +307,7 @@ def test_an_interrupt_while_training_waits_leaves_no_gap_unnoticed(
     run = begin()
     one = recorder(run, 1)
     one.start()
-    train(run, one, 2)
+    run.record(one, 2)
 
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -456,12 +315,12 @@ def test_an_interrupt_while_training_waits_leaves_no_gap_unnoticed(
     with monkeypatch.context() as patch:
         patch.setattr(snapshot.Copy, "take", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            train(run, one, 1)
+            run.record(one, 1)
     with pytest.raises(ChainError, match="has a gap"):
-        train(run, one, 1)
+        run.record(one, 1)
     one.start()
-    train(run, one, 5)
-    assert one.finish().boundaries[-1] == digests(run)
+    run.record(one, 5)
+    assert one.finish().boundaries[-1] == run.digests()
 
 
 def test_an_interrupt_before_a_snapshot_leaves_no_gap_unnoticed(
@@ -477,26 +336,9 @@ def test_an_interrupt_before_a_snapshot_leaves_no_gap_unnoticed(
     with monkeypatch.context() as patch:
         patch.setattr(platform, "describe", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            train(run, one, 1)
+            run.record(one, 1)
     with pytest.raises(ChainError, match="has a gap"):
         one.finish()
-
-
-def test_models_that_make_up_their_state(begin: Begin, recorder: Callable[..., Recorder]) -> None:
-    class Doubled(nn.Linear):
-        def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-            super()._save_to_state_dict(destination, prefix, keep_vars)
-            destination[prefix + "double"] = self.weight.detach() * 2
-
-    run = begin("plain")
-    run.model = nn.Sequential(Doubled(8, 4))
-    run.optimizer = torch.optim.SGD(run.model.parameters(), lr=0.1, momentum=0.9)
-    one = recorder(run, 2)
-    one.start()
-    train(run, one, 4)
-    assert one.finish().boundaries[-1] == digests(run)
-    assert one.finish().boundaries[1] != one.finish().boundaries[2]
-    assert not one._watched._tensors, "they are of no use next time"
 
 
 def test_calls_out_of_order(begin: Begin, recorder: Callable[..., Recorder]) -> None:
@@ -518,25 +360,25 @@ def test_starting_again_forgets_the_shard(begin: Begin, recorder: Callable[..., 
     run = begin()
     one = recorder(run)
     one.start()
-    train(run, one, 7)
+    run.record(one, 7)
     one.start()
     assert one.steps == 0
-    assert one.finish().boundaries == (digests(run),)
+    assert one.finish().boundaries == (run.digests(),)
     found = one.sealed(run.model)
     assert found.segments == 0
     assert found.moves == ((0, 0),)
 
 
-def test_no_thread_outlives_its_recorder(begin: Begin) -> None:
+def test_no_thread_outlives_its_recorder(begin: Begin, threads: Threads) -> None:
     run = begin()
     one = Recorder(run.model, run.optimizer, 2)
     one.start()
-    train(run, one, 5)
+    run.record(one, 5)
     assert threads()
     one.abandon()
     assert not threads()
     one.start()
-    train(run, one, 5)
+    run.record(one, 5)
     assert threads()
     del one
     gc.collect()
@@ -557,7 +399,7 @@ def test_dropped_work_does_not_delay_the_end(
     run = begin()
     one = recorder(run, 1)
     one.start()
-    train(run, one, 2)
+    run.record(one, 2)
     one.abandon()
     assert len(hashed) < 20
 
@@ -588,8 +430,8 @@ def test_forked_children_are_not_harmed(begin: Begin, recorder: Callable[..., Re
     for _ in range(2):
         for (batch,) in DataLoader(data, 4, num_workers=2, multiprocessing_context="fork"):
             run.draw = lambda batch=batch: batch
-            train(run, one, 1)
-    assert one.finish().boundaries[-1] == digests(run)
+            run.record(one, 1)
+    assert one.finish().boundaries[-1] == run.digests()
     child = os.fork()
     if not child:
         with contextlib.suppress(BaseException):
@@ -615,24 +457,26 @@ def test_a_forked_child_may_end_while_threads_hash(
     one._notary = Notary(one._free, threads=3)
     one.start()
     for _ in range(10):
-        train(run, one, 2)
+        run.record(one, 2)
         child = os.fork()
         if not child:
             signal.alarm(20)
             one.abandon()
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
-    assert one.finish().boundaries[-1] == digests(run)
+    assert one.finish().boundaries[-1] == run.digests()
 
 
-def test_several_threads_hash_alike(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_threads_hash_alike(
+    begin: Begin, threads: Threads, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(hashing, "_LITTLE", 1)
     run = begin("tied", "adam").steps(2)
     one = Recorder(run.model, run.optimizer, 2)
     one._notary = Notary(one._free, threads=3)
     one.start()
-    train(run, one, 8)
-    assert one.finish().boundaries[-1] == digests(run)
+    run.record(one, 8)
+    assert one.finish().boundaries[-1] == run.digests()
     assert len(threads()) > 1
     one.abandon()
     assert not threads()
