@@ -1,20 +1,20 @@
 """Recording the training state beside a ResNet-18: what it costs a training step.
 
-Two sides take turns: blocks of steps with all that a prover does for level replay and the same
-blocks without. That is the rate and the seeds of every step, and after a segment a snapshot, and a
-look at left-over gradients and at torch's settings; but not the look at the optimizer, which comes
-ever more seldom. A block has one snapshot or two, each right
-after the first step of a segment, and ends when everything that was recorded is hashed. So all that
-recording does is inside, and nothing of it falls into the plain block that follows; where hashing
-is slower than training, the wait for it is inside, too.
+Two sides take turns: blocks of steps with the recorder and the same blocks without. A block with
+it has one snapshot or two, each right after the first step of a segment, and ends when everything
+that was recorded is hashed. So all that recording does is inside, and nothing of it falls into the
+plain block that follows; where hashing is slower than training, the wait for it is inside, too.
 
 The case with a target has the batch and the segments that `replay` is measured with. With such a
 batch a GPU waits for Python, whose own jitter is larger than what is to be measured; so sides are
-compared round by round, and a case with a larger batch stands beside.
+compared round by round, and a case with a larger batch stands beside. So does one with all else
+that a prover does in a step of level replay: rate, seeds, a look at left-over gradients and, now
+and then, at torch's settings.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from benchmarks.measure import interleave
 from polo.checks import counted
 from polo.evidence.replay.data import DataSource
 from polo.evidence.replay.record import Record
+from polo.evidence.replay.recorder import Recorder
 from polo.evidence.replay.state import state_checkpoints, state_digests
 from polo.prover.recording import Recording
 from polo.weights import checkpoint_of
@@ -47,7 +48,10 @@ _SAMPLES = 50_000
 
 @dataclass(frozen=True)
 class Case:
-    """What is recorded how often, and measured by how many alternations of how many segments."""
+    """What is recorded how often, and measured by how many alternations of how many segments.
+
+    `whole` cases have all that a prover does for level replay, and others the recorder alone.
+    """
 
     optimizer: str
     every: int
@@ -55,10 +59,17 @@ class Case:
     target: Target | None = None
     batch: int = 128
     segments: int = 2
+    whole: bool = False
+
+    @property
+    def title(self) -> str:
+        """What is measured."""
+        return "with all of level replay" if self.whole else "recorded"
 
 
 _CASES = [
     Case("SGD with momentum", EVERY, 400, _OVERHEAD),
+    Case("SGD with momentum", EVERY, 200, whole=True),
     Case("AdamW", EVERY, 25),
 ]
 # Elsewhere steps are too small to tell how often is too often.
@@ -90,17 +101,17 @@ class Training:
         parts = state_checkpoints(self.model, self.optimizer)
         return sum(part.layout.size for part in parts if part)
 
-    def step(self, recorded: "Recorded | None" = None) -> None:
+    def step(self, side: "Side | None" = None) -> None:
         """One training step, in bf16 where there is a GPU."""
         self.optimizer.zero_grad()
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.images.is_cuda):
             scores = self.model(self.images)
         functional.cross_entropy(scores.float(), self.labels).backward()
-        if recorded:
-            recorded.recording.before_step(recorded.steps)
+        if side:
+            side.before_step()
         self.optimizer.step()
-        if recorded:
-            recorded.after_step()
+        if side:
+            side.after_step()
 
     def settle(self) -> None:
         """Wait until the device has done all steps."""
@@ -108,34 +119,82 @@ class Training:
             torch.cuda.synchronize(self.device)
 
 
-class Recorded:
-    """What a prover does for level replay in one long shard of a training.
+class Side(Protocol):
+    """What is done beside training, in one long shard."""
 
-    Args:
-        training: The training.
-        every: Steps of a segment.
+    @property
+    def seconds(self) -> float:
+        """What the recorder took of training's time so far."""
 
-    Attributes:
-        recording: The prover's part that does it.
-        steps: Steps so far.
-    """
+    def before_step(self) -> None:
+        """A step follows."""
+
+    def after_step(self) -> None:
+        """A step is done."""
+
+    def wait(self) -> None:
+        """Wait until all is noted."""
+
+    def record(self) -> Record:
+        """The record so far; nothing more is recorded."""
+
+
+class Alone:
+    """The recorder by itself."""
+
+    def __init__(self, training: Training, every: int) -> None:
+        self._model = training.model
+        self._recorder = Recorder(training.model, training.optimizer, every)
+        self._recorder.start()
+        self.after_step, self.wait = self._recorder.after_step, self._recorder.wait
+
+    @property
+    def seconds(self) -> float:
+        """What the recorder took of training's time so far."""
+        return self._recorder.seconds
+
+    def before_step(self) -> None:
+        """Nothing is to be done."""
+
+    def record(self) -> Record:
+        """The record so far; nothing more is recorded."""
+        found = self._recorder.sealed(self._model)
+        self._recorder.abandon()
+        return found
+
+
+class Whole:
+    """All that a prover does in a step of level replay."""
 
     def __init__(self, training: Training, every: int) -> None:
         source = DataSource({"number": np.arange(_SAMPLES)}, bytes(32))
         recipe = replace(training.plan, every=every).recipe(_SAMPLES)
         layout = checkpoint_of(training.model).layout
         terms = polo.make_terms(layout, replay=recipe, data=source.root)
-        self.recording, self.steps = Recording(recipe, terms, source), 0
-        self.recording.attach(training.model, training.optimizer, {})
-        self.recording.begin(bytes(32), first=False)
-        # From here on, snapshots come right after the first step of every segment of a block.
-        for _ in range(every - 1):
-            self.after_step()
+        self._recording, self._steps = Recording(recipe, terms, source), 0
+        self._recording.attach(training.model, training.optimizer, {})
+        self._recording.begin(bytes(32), first=False)
+        self.wait = self._recording.wait
+
+    @property
+    def seconds(self) -> float:
+        """What the recorder took of training's time so far."""
+        return self._recording.seconds
+
+    def before_step(self) -> None:
+        """A step follows."""
+        self._recording.before_step(self._steps)
 
     def after_step(self) -> None:
         """A step is done."""
-        self.steps += 1
-        self.recording.after_step(self.steps)
+        self._steps += 1
+        self._recording.after_step(self._steps)
+
+    def record(self) -> Record:
+        """The record so far; nothing more is recorded."""
+        found = self._recording.sealed()
+        self._recording.close()
+        return found
 
 
 def run(quick: bool) -> Iterator[Figure]:
@@ -165,12 +224,15 @@ def _training(name: str, *, small: bool, batch: int = 128) -> Training:
 
 def _recorded(training: Training, case: Case) -> Iterator[Figure]:
     before, block = _allocated(training), case.segments * case.every
-    side = Recorded(training, case.every)
+    side: Side = (Whole if case.whole else Alone)(training, case.every)
+    # From here on, snapshots come right after the first step of every segment of a block.
+    for _ in range(case.every - 1):
+        side.after_step()
 
     def recorded() -> None:
         for _ in range(block):
             training.step(side)
-        side.recording.wait()
+        side.wait()
         training.settle()
 
     def plain() -> None:
@@ -178,13 +240,11 @@ def _recorded(training: Training, case: Case) -> Iterator[Figure]:
             training.step()
         training.settle()
 
-    side.recording.wait()
-    earlier = side.recording.seconds
+    side.wait()
+    earlier = side.seconds
     samples = interleave({"recorded": recorded, "plain": plain}, case.rounds)
-    waited = (side.recording.seconds - earlier) / (case.rounds + 1)
-    extra = _allocated(training) - before
-    record = side.recording.sealed()
-    side.recording.close()
+    waited, extra = (side.seconds - earlier) / (case.rounds + 1), _allocated(training) - before
+    record = side.record()
     _check(training, record)
     note = (
         f"{case.optimizer}, {_where(training)}; {counted(case.segments, 'snapshot')} of "
@@ -192,7 +252,7 @@ def _recorded(training: Training, case: Case) -> Iterator[Figure]:
         f"{case.rounds} alternations"
     )
     yield paired_of(
-        f"training recorded every {case.every} steps, {case.optimizer}, "
+        f"training {case.title} every {case.every} steps, {case.optimizer}, "
         f"batch {len(training.images)}",
         samples,
         "recorded",

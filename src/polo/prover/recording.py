@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.weak import TensorWeakRef
 
 from polo.errors import ChainError, TermsError, WeightsError
 from polo.evidence.replay.data import DataSource
@@ -24,6 +23,13 @@ from polo.storage.folder import rest_path
 from polo.weights.checkpoint import MemoryCheckpoint
 from polo.weights.files import write_checkpoint
 from polo.weights.finite import not_finite
+
+_EARLY, _SELDOM = (1, 2, 4), 8
+"""After how many segments torch's settings are looked at, first and then again and again: each look
+takes a tenth of a small step."""
+
+_WRITTEN = "_polo_written"
+"""What is noted at a gradient itself, and goes with it: for a new one nothing is noted."""
 
 
 def recording_of(terms: Terms, data: DataSource | None) -> "Recording | None":
@@ -57,7 +63,7 @@ class Recording:
         self._order: Order | None = None
         self._data = data
         self._loose: dict[str, torch.Tensor] = {}
-        self._left: list[tuple[torch.nn.Parameter, TensorWeakRef, int]] = []
+        self._noted = False
         self._still: dict[str, torch.Tensor] = {}
         self._recorder: Recorder | None = None
         self._step = 0
@@ -124,8 +130,10 @@ class Recording:
             self._check_state()
             self._warn_of_loose()
         self._recording().after_step()
-        if steps % self.recipe.every == 0:
-            self._recording().check_platform()
+        segments, rest = divmod(steps, self.recipe.every)
+        if not rest:
+            if segments in _EARLY or segments % _SELDOM == 0:
+                self._recording().check_platform()
             self._note_gradients()
         self._seed(steps)
 
@@ -221,12 +229,11 @@ class Recording:
         self._loose = {}
 
     def _note_gradients(self) -> None:
-        """A segment ends: note which gradients are left over, and how often each was written."""
-        self._left = [
-            (parameter, TensorWeakRef(parameter.grad), parameter.grad._version)
-            for parameter in self._trained()
-            if parameter.grad is not None
-        ]
+        """A segment ends: note at the gradients that are left over how often each was written."""
+        self._noted = True
+        for parameter in self._trained():
+            if (gradient := parameter.grad) is not None:
+                setattr(gradient, _WRITTEN, gradient._version)
 
     def _drop_left(self) -> None:
         """In the first step of a segment, drop gradients that are left over from the one before.
@@ -236,16 +243,13 @@ class Recording:
         written less often than others since; where torch knows of no writing at all (graphs on a
         GPU), nothing is dropped.
         """
-        left, self._left = self._left, []
-        if not left:
+        if not self._noted:
             return
-        noted = {id(parameter) for parameter, _, _ in left}
-        written = [_written(*each) for each in left]
-        new = any(p.grad is not None and id(p) not in noted for p in self._trained())
-        most = math.inf if new else max(written)
-        for (parameter, _, _), times in zip(left, written, strict=True):
-            found = parameter.grad if times < most else None
-            if found is not None and not found.is_sparse and not found.any():
+        self._noted = False
+        found = [(p, p.grad, _written(p.grad)) for p in self._trained() if p.grad is not None]
+        most = max((times for _, _, times in found), default=0.0)
+        for parameter, gradient, times in found:
+            if times < most and not gradient.is_sparse and not gradient.any():
                 parameter.grad = None
 
     def _trained(self) -> Iterator[torch.nn.Parameter]:
@@ -266,10 +270,9 @@ class Recording:
         return self._recorder
 
 
-def _written(parameter: torch.nn.Parameter, noted: TensorWeakRef, version: int) -> float:
-    """How often a gradient was written since it was noted; endlessly often if it is another one."""
-    gradient = parameter.grad
-    return gradient._version - version if gradient is not None and noted() is gradient else math.inf
+def _written(gradient: torch.Tensor) -> float:
+    """How often a gradient was written since it was noted; endlessly often if it is a new one."""
+    return gradient._version - getattr(gradient, _WRITTEN, -math.inf)
 
 
 def _kind(value: torch.Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polo.errors import ChainError
+from polo.evidence.replay.ahead import Ahead
 from polo.protocol.derivation import stream
 from polo.protocol.digest import tagged, u64
 
@@ -37,6 +38,7 @@ class Order:
         self.size = batch
         self._seed = tagged("polo/order/1", seed)
         self._pass: tuple[int, NDArray[np.int64]] | None = None
+        self._ahead = Ahead(self._derived)
 
     def __eq__(self, other: object) -> bool:
         """Whether two orders are the same."""
@@ -66,7 +68,7 @@ class Order:
 
     def seed(self, step: int) -> int:
         """What all generators are seeded with before a step."""
-        return int(_words(self._seed, "polo/step/1", step, 1)[0]) & _MASK
+        return self._ahead(step)
 
     def seeds(self, step: int) -> list[int]:
         """A seed for every sample of a step, for augmentation in a loader's workers."""
@@ -75,6 +77,9 @@ class Order:
     def drawn(self, step: int) -> "list[Drawn]":
         """The samples of a step, each with its seed."""
         return list(map(Drawn, self.batch(step).tolist(), self.seeds(step)))
+
+    def _derived(self, step: int) -> int:
+        return int(_words(self._seed, "polo/step/1", step, 1)[0]) & _MASK
 
     def _order(self, number: int) -> NDArray[np.int64]:
         """One pass over all samples; the last one asked for is kept."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from polo.errors import TermsError
 from polo.evidence.replay import schedule as schedules
+from polo.evidence.replay.ahead import Ahead
 from polo.evidence.settings import Decimal, Flag, Kind, Several, Whole, Word
 from polo.protocol.detection import MILLION
 from polo.protocol.effort import MAX_SAMPLES
@@ -160,6 +161,7 @@ class Recipe:
                 raise _meaningless(key, optimizer, schedule, place)
             object.__setattr__(self, _FIELDS.get(key, key), value)
         self._check(place)
+        object.__setattr__(self, "_ahead", Ahead(self.rate))
 
     def _check(self, place: str) -> None:
         """Refuse what contradicts itself."""
@@ -264,7 +266,7 @@ class Recipe:
 
     def set_rate(self, optimizer: "torch.optim.Optimizer", step: int) -> None:
         """Give an optimizer the learning rate of a step, counted over the whole chain."""
-        rate = self.rate(step)
+        rate: float = self._ahead(step)  # type: ignore[attr-defined]
         for group in optimizer.param_groups:
             group["lr"] = rate
 
