@@ -56,6 +56,9 @@ REFUSED_BY = {
     "grinding, 32 roots a shard": {"replay/sealing", "replay/segment"},
     "spoofed replay, near": {"start/start"},
     "answering game, silence": {"replay/segment"},
+    # Now and then the way to the loud model ends so far away that no segment need be run.
+    "saturated data, by momentum": set(),
+    "saturated data, by aimed": set(),
 }
 """Checks that must be among those that refuse an attack; all others end at a segment."""
 
