@@ -1,5 +1,6 @@
 """Attacks on evidence of effort, on the tiny task, where every segment is run again."""
 
+import contextlib
 import statistics
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from polo.errors import WeightsError
 from polo.evidence.replay import challenge as drawing
 from polo.evidence.replay.timeline import Timeline
 from polo.storage.folder import ProofFolder
@@ -33,7 +35,7 @@ from polo_lab.attacks.effort.snapshot import Snapshot, between, copied, length, 
 from polo_lab.attacks.effort.subset import TinySubset
 from polo_lab.attacks.effort.sure_samples import choose
 from polo_lab.attacks.effort.walking import scatter
-from polo_lab.effort.case import Case
+from polo_lab.effort.case import Attempt, Case
 from polo_lab.effort.catalogue import Key
 from polo_lab.effort.judging import judge
 from polo_lab.effort.plan import Plan
@@ -88,8 +90,17 @@ def make(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[...
     return case
 
 
+def run(attack: Any, case: Case, folder: Path) -> Attempt:
+    """What an attack shows. The noise of its seals is the system's; with some of it, weights that
+    are driven hard end as no numbers, and then there is no proof to judge."""
+    for number in range(5):
+        with contextlib.suppress(WeightsError):
+            return attack.run(case, folder / f"proof-{number}")  # type: ignore[no-any-return]
+    raise AssertionError(f"{attack.name} has come to no proof in five attempts")
+
+
 def faults_of(case: Case, attack: Any, folder: Path) -> tuple[str, set[str]]:
-    found = judge(case, attack.run(case, folder / "proof"), folder / "answer")
+    found = judge(case, run(attack, case, folder), folder / "answer")
     return found.outcome, set(found.faults)
 
 
@@ -118,7 +129,7 @@ def test_what_a_forger_trains_is_accepted(
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
 def test_no_attack_is_accepted(make: Callable[..., Case], attack: Any, tmp_path: Path) -> None:
     case = make()
-    attempt = attack.run(case, tmp_path / "proof")
+    attempt = run(attack, case, tmp_path)
     found = judge(case, attempt, tmp_path / "answer")
     if attack.name in OPEN:
         assert found.outcome == "undecided" or attempt.gradient_steps >= case.steps
@@ -132,7 +143,7 @@ def test_a_forgery_costs_no_step_and_the_chain_alone_accepts_it(
     make: Callable[..., Case], attack: Any, tmp_path: Path
 ) -> None:
     case = make()
-    attempt = attack.run(case, tmp_path / "proof")
+    attempt = run(attack, case, tmp_path)
     assert attempt.gradient_steps == 0
     found = judge(case, attempt, tmp_path / "answer")
     assert (found.levels["chain"], found.levels["start"]) == ("passed", "passed")
@@ -232,7 +243,7 @@ def test_large_states_are_kept_in_files(
 ) -> None:
     case = make(levels=("chain", "replay"))
     monkeypatch.setattr(keeping, "LARGE", 0)
-    attempt = attack.run(case, tmp_path / "proof")
+    attempt = run(attack, case, tmp_path)
     assert isinstance(attempt.respond, Respondent)
     kept = list(tmp_path.glob("proof*-kept/*.pt"))
     assert len(kept) >= case.plan.shards
@@ -289,7 +300,7 @@ def test_data_that_make_steps_cheap_are_refused(
     task: str, attack: Any, fault: str, tmp_path: Path
 ) -> None:
     case = Key(task, "momentum", "constant", 11).case(tmp_path / "case")
-    attempt = attack.run(case, tmp_path / "proof")
+    attempt = run(attack, case, tmp_path)
     assert attempt.gradient_steps < 0.5 * case.steps
     found = judge(case, attempt, tmp_path / "answer")
     assert found.outcome == "rejected"
