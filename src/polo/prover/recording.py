@@ -25,8 +25,8 @@ from polo.weights.files import write_checkpoint
 from polo.weights.finite import not_finite
 
 _EARLY, _SELDOM = (1, 2, 4), 8
-"""After how many segments torch's settings are looked at, first and then again and again: each look
-takes a tenth of a small step."""
+"""After how many segments torch's settings are looked at, first and then again and again: training
+waits for each look."""
 
 _WRITTEN = "_polo_written"
 """What is noted at a gradient itself, and goes with it: for a new one nothing is noted."""

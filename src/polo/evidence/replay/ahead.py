@@ -12,7 +12,7 @@ class Ahead(Generic[Value]):
     """Values by step.
 
     Between two steps a processor has forgotten all code but training's, so that one value by itself
-    takes twenty times as long as one among many.
+    takes many times as long as one among several.
 
     Args:
         compute: Gives the value of a step; of some steps nobody asks for it.

@@ -6,6 +6,7 @@ of training is the model's tensors and the optimizer's, and both sides build the
 Specification: docs/protocol.md, section 16.4.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -161,7 +162,6 @@ class Recipe:
                 raise _meaningless(key, optimizer, schedule, place)
             object.__setattr__(self, _FIELDS.get(key, key), value)
         self._check(place)
-        object.__setattr__(self, "_ahead", Ahead(self.rate))
 
     def _check(self, place: str) -> None:
         """Refuse what contradicts itself."""
@@ -264,9 +264,13 @@ class Recipe:
             return self.peak * schedules.falling(step, self.milestones, self.gamma)
         return self.peak
 
+    @functools.cached_property
+    def _ahead(self) -> Ahead[float]:
+        return Ahead(self.rate)
+
     def set_rate(self, optimizer: "torch.optim.Optimizer", step: int) -> None:
         """Give an optimizer the learning rate of a step, counted over the whole chain."""
-        rate: float = self._ahead(step)  # type: ignore[attr-defined]
+        rate = self._ahead(step)
         for group in optimizer.param_groups:
             group["lr"] = rate
 
