@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch.nn import functional
 
@@ -23,7 +22,7 @@ from benchmarks.chain import Chain
 from benchmarks.figures import Benchmark, Figure, amount_of
 from benchmarks.measure import one_thread
 from polo import make_terms
-from polo.privacy import obfuscation
+from polo.privacy import noising
 from polo.tasks.digits import Digits
 from polo.watermark import read, values_of
 from polo.weights import MemoryCheckpoint
@@ -45,7 +44,6 @@ BITS = 256
 RESULT = Path(__file__).parent / "results" / "noise.json"
 
 _MILLION = 1_000_000
-_NOTHING = np.empty(0, dtype=np.intp)
 
 
 def run(quick: bool) -> Iterator[Figure]:
@@ -145,16 +143,10 @@ def _trained(task: Digits, seed: int, epochs: int) -> torch.nn.Module:
 
 @torch.no_grad()
 def _add_noise(model: torch.nn.Module, sigma: float, fraction: float, *, seed: str) -> None:
+    drawing = noising.Noise(hashlib.sha256(seed.encode()).digest(), round(fraction * _MILLION))
     for at, parameter in enumerate(model.parameters()):
-        noisy = obfuscation.obfuscate(
-            parameter.numpy().reshape(-1),
-            seed=hashlib.sha256(seed.encode()).digest(),
-            tensor=at,
-            fraction=round(fraction * _MILLION),
-            sigma=round(sigma * _MILLION),
-            spared=_NOTHING,
-        )
-        parameter.copy_(torch.from_numpy(noisy).reshape(parameter.shape))
+        drawn = drawing.of(at, parameter.numel())
+        noising.obfuscate(parameter, drawn, round(sigma * _MILLION))
 
 
 @dataclass(frozen=True)

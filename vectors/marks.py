@@ -10,10 +10,11 @@ from decimal import Decimal
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from vectors.kit import PROVER_SEED, Json, fixed, key_of, small_terms
 
-from polo.privacy import obfuscation
+from polo.privacy import noising, obfuscation
 from polo.protocol import derivation, sampler
 from polo.protocol.detection import MILLION
 from polo.protocol.records import SchemeTerms, identity_of
@@ -270,14 +271,14 @@ def noise_json() -> Json:
     seed = obfuscation.noise_seed(secret, nonce)
     tensors = []
     for tensor, elements, fraction in ((0, 200, 100_000), (3, 200, 100_000), (3, 12, MILLION)):
-        pieces = list(obfuscation.noise(seed, tensor, elements, fraction))
+        drawn = _drawn(seed, tensor, elements, fraction)
         tensors.append(
             {
                 "tensor": tensor,
                 "elements": elements,
                 "fraction": fraction,
-                "chosen": [int(first + at) for first, chosen, _ in pieces for at in chosen],
-                "deviations": [int(value) for _, _, drawn in pieces for value in drawn],
+                "chosen": [at for at, _ in drawn],
+                "deviations": [value for _, value in drawn],
             }
         )
     return {
@@ -323,16 +324,21 @@ def _scale(values: Sequence[float], sigma: int) -> Json:
     return {"weights": data.hex(), "dtype": "F32", "sigma": sigma, "scale": dyadic(scale)}
 
 
+def _drawn(seed: bytes, tensor: int, elements: int, fraction: int) -> list[tuple[int, int]]:
+    """The weights that are touched, and their deviations."""
+    found = obfuscation.noise(seed, tensor, elements, fraction).tolist()
+    return [(at, value) for at, value in enumerate(found) if value != obfuscation.UNTOUCHED]
+
+
 def _long(seed: bytes) -> Json:
     """A tensor of two pieces, given by the digest of what is drawn."""
     elements = obfuscation.PIECE + 40
     digest = hashlib.sha256()
     second: list[int] = []
-    for first, chosen, drawn in obfuscation.noise(seed, 1, elements, 50_000):
-        for at, value in zip(chosen.tolist(), drawn.tolist(), strict=True):
-            digest.update(struct.pack("<Qi", first + at, value))
-            if first:
-                second += [first + at, value]
+    for at, value in _drawn(seed, 1, elements, 50_000):
+        digest.update(struct.pack("<Qi", at, value))
+        if at >= obfuscation.PIECE:
+            second += [at, value]
     return {
         "tensor": 1,
         "elements": elements,
@@ -344,17 +350,17 @@ def _long(seed: bytes) -> Json:
 
 def _obfuscated(seed: bytes, dtype: str) -> Json:
     before = _bytes(_gauss(f"noise {dtype}", 64), dtype)
-    values = dtypes.to_float(before, dtype)
-    spared = np.arange(16, 32, dtype=np.intp)
-    after = obfuscation.obfuscate(
-        values, seed=seed, tensor=7, fraction=500_000, sigma=20_000, spared=spared
-    )
+    spared = range(16, 32)
+    drawn = obfuscation.noise(seed, 7, 64, 500_000)
+    drawn[spared] = obfuscation.UNTOUCHED
+    weights = torch.frombuffer(bytearray(before), dtype=dtypes.torch_dtype(dtype))
+    noising.obfuscate(weights, drawn, 20_000)
     return {
         "dtype": dtype,
         "tensor": 7,
         "fraction": 500_000,
         "sigma": 20_000,
-        "spared": spared.tolist(),
+        "spared": list(spared),
         "before": before.hex(),
-        "after": dtypes.from_float(after, dtype).hex(),
+        "after": weights.view(torch.uint8).numpy().tobytes().hex(),
     }

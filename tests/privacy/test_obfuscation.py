@@ -15,7 +15,7 @@ from scipy import stats
 from torch import nn
 
 import polo
-from polo.privacy import obfuscation
+from polo.privacy import noising, obfuscation
 from polo.protocol import derivation, sampler
 from polo.protocol.records import identity_of
 from polo.storage.folder import ProofFolder
@@ -23,13 +23,31 @@ from polo.watermark import carrier_of, derive
 from polo.weights import checkpoint_of
 
 SEED = hashlib.sha256(b"noise").digest()
+Array = np.ndarray[Any, Any]
 Enrol = Callable[..., polo.OfflineEnrolment]
 
 
-def deviations(elements: int, fraction: int = 1_000_000, tensor: int = 0) -> np.ndarray[Any, Any]:
+def deviations(elements: int, fraction: int = 1_000_000, tensor: int = 0) -> Array:
     """Deviations in units of σ."""
-    found = [d for _, _, d in obfuscation.noise(SEED, tensor, elements, fraction)]
-    return np.concatenate(found) / 64
+    found = obfuscation.noise(SEED, tensor, elements, fraction)
+    return found[found != obfuscation.UNTOUCHED] / 64
+
+
+def noisy(
+    values: Array,
+    *,
+    seed: bytes = SEED,
+    tensor: int = 0,
+    fraction: int = 10**6,
+    sigma: int = 20_000,
+    spared: Array | None = None,
+) -> Array:
+    """Weights with noise."""
+    drawn = obfuscation.noise(seed, tensor, values.size, fraction)
+    drawn[[] if spared is None else spared] = obfuscation.UNTOUCHED
+    found = torch.from_numpy(values.copy())
+    noising.obfuscate(found, drawn, sigma)
+    return found.numpy()
 
 
 def test_a_million_samples_look_gaussian() -> None:
@@ -77,39 +95,35 @@ def test_neither_neighbours_nor_signs_nor_tensors_hang_together() -> None:
 @pytest.mark.parametrize("fraction", [0, 3_906, 100_000, 500_000, 999_999, 1_000_000])
 def test_the_fraction_is_kept_to_a_two_hundred_and_fifty_sixth(fraction: int) -> None:
     elements = 300_000
-    touched = sum(len(chosen) for _, chosen, _ in obfuscation.noise(SEED, 0, elements, fraction))
+    touched = len(deviations(elements, fraction))
     share = fraction * 256 // 1_000_000 / 256
     assert abs(touched / elements - share) <= 4.5 * math.sqrt(share * (1 - share) / elements)
     assert fraction / 1e6 - 1 / 256 < share <= fraction / 1e6
 
 
-def test_pieces_cover_a_tensor_of_any_size_once() -> None:
+def test_pieces_cover_a_tensor_of_any_size() -> None:
     for elements in (0, 1, 65_535, 65_536, 65_537, 200_000):
-        found = [first + chosen for first, chosen, _ in obfuscation.noise(SEED, 0, elements, 10**6)]
-        indices = np.concatenate(found) if found else np.array([])
-        assert indices.tolist() == list(range(elements))
+        found = obfuscation.noise(SEED, 0, elements, 10**6)
+        assert found.shape == (elements,)
+        assert not (found == obfuscation.UNTOUCHED).any()
 
 
 def test_noise_of_a_piece_does_not_depend_on_what_follows_it() -> None:
-    short = list(obfuscation.noise(SEED, 0, 65_536, 100_000))
-    long = list(obfuscation.noise(SEED, 0, 300_000, 100_000))
-    for one, other in zip(short[0], long[0], strict=True):
-        assert np.array_equal(one, other)
+    short = obfuscation.noise(SEED, 0, 65_536, 100_000)
+    long = obfuscation.noise(SEED, 0, 300_000, 100_000)
+    assert np.array_equal(short, long[:65_536])
 
 
 def test_everything_follows_from_secret_nonce_and_tensor() -> None:
     values = np.random.default_rng(0).normal(size=5_000)
 
-    def noisy(secret: bytes = b"s" * 32, nonce: bytes = b"n" * 32, tensor: int = 3) -> Any:
+    def found(secret: bytes = b"s" * 32, nonce: bytes = b"n" * 32, tensor: int = 3) -> Array:
         seed = obfuscation.noise_seed(secret, nonce)
-        nothing = np.array([], dtype=np.intp)
-        return obfuscation.obfuscate(
-            values, seed=seed, tensor=tensor, fraction=10**5, sigma=20_000, spared=nothing
-        )
+        return noisy(values, seed=seed, tensor=tensor, fraction=10**5)
 
-    assert np.array_equal(noisy(), noisy())
-    for other in (noisy(secret=b"t" * 32), noisy(nonce=b"m" * 32), noisy(tensor=4)):
-        assert not np.array_equal(noisy(), other)
+    assert np.array_equal(found(), found())
+    for other in (found(secret=b"t" * 32), found(nonce=b"m" * 32), found(tensor=4)):
+        assert not np.array_equal(found(), other)
 
 
 def test_sigma_is_relative_to_the_root_mean_square() -> None:
@@ -119,11 +133,7 @@ def test_sigma_is_relative_to_the_root_mean_square() -> None:
         rms = math.sqrt((values**2).mean())
         scale = obfuscation.scale_of(values, 20_000)
         assert scale == pytest.approx(0.02 * rms, rel=2**-8)
-        nothing = np.array([], dtype=np.intp)
-        noisy = obfuscation.obfuscate(
-            values, seed=SEED, tensor=0, fraction=10**6, sigma=20_000, spared=nothing
-        )
-        assert (noisy - values).std() == pytest.approx(scale, rel=0.01)
+        assert (noisy(values) - values).std() == pytest.approx(scale, rel=0.01)
 
 
 def test_the_scale_has_eight_binary_digits_and_survives_small_errors() -> None:
@@ -155,22 +165,68 @@ def test_scale_rounds_to_nearest() -> None:
 def test_nothing_and_zeros_get_no_noise(values: list[float]) -> None:
     array = np.array(values)
     assert obfuscation.scale_of(array, 20_000) == 0
-    found = obfuscation.obfuscate(
-        array, seed=SEED, tensor=0, fraction=10**6, sigma=20_000, spared=np.array([], dtype=np.intp)
-    )
-    assert found.tolist() == values
+    assert noisy(array).tolist() == values
 
 
 def test_spared_weights_stay_to_the_last_bit() -> None:
     values = np.random.default_rng(3).normal(size=10_000)
     spared = np.arange(2_000, 4_000)
-    found = obfuscation.obfuscate(
-        values, seed=SEED, tensor=0, fraction=10**6, sigma=20_000, spared=spared
-    )
+    found = noisy(values, spared=spared)
     assert np.array_equal(found[spared], values[spared])
     changed = found != values
     assert changed[:2_000].mean() > 0.98
     assert changed[4_000:].mean() > 0.98
+
+
+def test_weights_get_the_same_noise_wherever_they_lie() -> None:
+    """In strips, in another order of memory, and in any type, whose rounding is the last thing."""
+    values = torch.randn(64, 3, 40, 40, generator=torch.Generator().manual_seed(4))
+    drawn = obfuscation.noise(SEED, 0, values.numel(), 500_000)
+    whole = values.double().reshape(-1).numpy()
+    step = obfuscation.scale_of(whole, 40_000) / 64
+    expected = torch.from_numpy(
+        np.where(drawn == obfuscation.UNTOUCHED, whole, whole + drawn * step)
+    )
+    assert values.numel() > 2 * noising._STRIPS["cpu"]
+    for form in (torch.contiguous_format, torch.channels_last):
+        found = torch.nn.Parameter(values.clone(memory_format=form))
+        noising.obfuscate(found, drawn, 40_000)
+        assert torch.equal(found.detach().reshape(-1), expected.float())
+    for dtype in (torch.bfloat16, torch.float16, torch.float64):
+        found = values.to(dtype)
+        step = obfuscation.scale_of(found.double().numpy(), 40_000) / 64
+        edited = found.double().reshape(-1) + torch.from_numpy(drawn * step)
+        untouched = torch.from_numpy(drawn == obfuscation.UNTOUCHED)
+        wanted = torch.where(untouched, found.reshape(-1), edited.to(dtype))
+        noising.obfuscate(found, drawn, 40_000)
+        assert torch.equal(found.reshape(-1), wanted)
+
+
+def test_noise_drawn_ahead_is_the_noise() -> None:
+    model = nn.Sequential(nn.Linear(300, 400), nn.Linear(400, 300))
+    layout, parameters = checkpoint_of(model).layout, dict(model.named_parameters())
+    noise = noising.Noise(SEED, 250_000)
+    noise.draw_ahead(parameters, layout)
+    for at, tensor in reversed(list(enumerate(layout.tensors))):
+        expected = obfuscation.noise(SEED, at, tensor.elements, 250_000)
+        assert np.array_equal(noise.of(at, tensor.elements), expected)
+    noise.close()
+    # What was closed draws when it is asked.
+    assert np.array_equal(noise.of(0, 400), obfuscation.noise(SEED, 0, 400, 250_000))
+
+
+def test_no_more_noise_is_drawn_ahead_than_memory_is_meant_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = nn.Sequential(nn.Linear(10, 10), nn.Linear(10, 10))
+    layout, parameters = checkpoint_of(model).layout, dict(model.named_parameters())
+    monkeypatch.setattr(noising, "_AHEAD", 115)
+    noise = noising.Noise(SEED, 250_000)
+    noise.draw_ahead(parameters, layout)
+    assert sorted(noise._ahead) == [0, 1]
+    for at, tensor in enumerate(layout.tensors):
+        expected = obfuscation.noise(SEED, at, tensor.elements, 250_000)
+        assert np.array_equal(noise.of(at, tensor.elements), expected)
 
 
 def test_secrets_of_shards_come_from_one_master() -> None:
@@ -287,16 +343,15 @@ def test_an_auditor_who_gets_the_secret_can_replay_the_noise(
     layout = checkpoint_of(model).layout
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            noisy = obfuscation.obfuscate(
-                before[name].double().numpy().reshape(-1),
+            expected = noisy(
+                before[name].numpy().reshape(-1),
                 seed=seed,
                 tensor=layout.index[name],
                 fraction=500_000,
                 sigma=100_000,
                 spared=np.flatnonzero(marked[name]),
             )
-            expected = torch.from_numpy(noisy).to(parameter.dtype).reshape(parameter.shape)
-            assert torch.equal(after[name], expected), name
+            assert np.array_equal(after[name].numpy().reshape(-1), expected), name
 
 
 def test_every_secret_is_committed_to_one_record_earlier(

@@ -1,79 +1,116 @@
 """Obfuscation of a live model: which of its parameters get noise, and where. torch."""
 
-import os
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from polo.privacy import obfuscation
+from polo.protocol import sampler
 from polo.protocol.carrier import Carrier
+from polo.protocol.layout import Layout
+
+Parameters = Mapping[str, torch.nn.Parameter]
 
 _NOISY = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_THREADS = 4
+_AHEAD = 2**27
+"""Of so many weights at most the noise is drawn ahead; it takes two bytes a weight."""
+
+_STRIPS = {"cuda": 2**22, "cpu": 2**17}
+"""So many weights are edited at a time: few calls, and on a CPU, memory that stays in its cache."""
 
 
-@torch.no_grad()
+class Noise:
+    """The noise of one shard, which no weight has a say in: it can be drawn before it is needed.
+
+    Args:
+        seed: What `obfuscation.noise_seed` returned.
+        fraction: Millionths of the weights that are touched.
+    """
+
+    def __init__(self, seed: bytes, fraction: int) -> None:
+        self.fraction = fraction
+        self._seed = seed
+        self._ahead: dict[int, Future[NDArray[np.int16]]] = {}
+
+    def draw_ahead(self, parameters: Parameters, layout: Layout) -> None:
+        """Begin to draw on a thread of its own, beside training, which waits for its device."""
+        pool, room = ThreadPoolExecutor(1, "polo-noise"), _AHEAD
+        for at, parameter in _noisy(parameters, layout):
+            room -= parameter.numel()
+            if room < 0:
+                break
+            self._ahead[at] = pool.submit(self._draw, at, parameter.numel())
+        # The thread ends when all is drawn.
+        pool.shutdown(wait=False)
+
+    def of(self, tensor: int, elements: int) -> NDArray[np.int16]:
+        """What `obfuscation.noise` says of a tensor; the same array each time, if it was ahead."""
+        ahead = self._ahead.get(tensor)
+        # One that was not begun yet is not waited for: both threads draw.
+        if ahead is None or ahead.cancel():
+            return self._draw(tensor, elements)
+        return ahead.result()
+
+    def close(self) -> None:
+        """Draw no more ahead, and forget what was drawn."""
+        while self._ahead:
+            self._ahead.popitem()[1].cancel()
+
+    def _draw(self, tensor: int, elements: int) -> NDArray[np.int16]:
+        return obfuscation.noise(self._seed, tensor, elements, self.fraction)
+
+
 def obfuscate_parameters(
-    parameters: Mapping[str, torch.nn.Parameter],
+    parameters: Parameters,
     carrier: Carrier,
     blocks: Sequence[int],
+    noise: Noise,
     *,
-    seed: bytes,
-    fraction: int,
     sigma: int,
 ) -> None:
     """Put noise on trained floating parameters outside the mark; never on buffers."""
-    if not fraction or not sigma:
+    if not noise.fraction or not sigma:
         return
     marked: dict[int, list[int]] = {}
     for block in blocks:
         where = carrier.locate(block)
         marked.setdefault(where.tensor, []).append(where.element)
-
-    def noisy(at: int, parameter: torch.nn.Parameter) -> torch.Tensor:
+    for at, parameter in _noisy(parameters, carrier.layout):
+        drawn = noise.of(at, parameter.numel())
         starts = np.array(marked.get(at, []), dtype=np.intp)
-        spared = (starts[:, None] + np.arange(carrier.block, dtype=np.intp)).reshape(-1)
-        values = obfuscation.obfuscate(
-            _array(parameter),
-            seed=seed,
-            tensor=at,
-            fraction=fraction,
-            sigma=sigma,
-            spared=spared,
-        )
-        return torch.from_numpy(values).reshape(parameter.shape)
-
-    todo = [
-        (at, parameter)
-        for at, tensor in enumerate(carrier.layout.tensors)
-        if (parameter := parameters.get(tensor.name)) is not None
-        and parameter.requires_grad
-        and parameter.dtype in _NOISY
-    ]
-    threads = min(_THREADS, os.cpu_count() or 1)
-    ahead: deque[tuple[torch.nn.Parameter, Future[torch.Tensor]]] = deque()
-    with ThreadPoolExecutor(threads) as pool:
-        for at, parameter in todo:
-            ahead.append((parameter, pool.submit(noisy, at, parameter)))
-            # Few at a time: in double precision all of them may not fit into memory.
-            if len(ahead) > threads:
-                _put(*ahead.popleft())
-        while ahead:
-            _put(*ahead.popleft())
-
-
-def _array(parameter: torch.nn.Parameter) -> NDArray[np.floating[Any]]:
-    """The values, flat and in row-major order."""
-    values = parameter.detach().reshape(-1)
-    # numpy has no bfloat16; all of its numbers are single ones, too.
-    return (values.float() if values.dtype == torch.bfloat16 else values).cpu().numpy()
+        drawn[starts[:, None] + np.arange(carrier.block, dtype=np.intp)] = obfuscation.UNTOUCHED
+        obfuscate(parameter, drawn, sigma)
 
 
 @torch.no_grad()
-def _put(parameter: torch.nn.Parameter, values: "Future[torch.Tensor]") -> None:
-    parameter.copy_(values.result())
+def obfuscate(parameter: torch.Tensor, drawn: NDArray[np.int16], sigma: int) -> None:
+    """Put noise on one tensor, in double precision, and on its device if that has it.
+
+    Args:
+        parameter: The tensor.
+        drawn: What `obfuscation.noise` says of it, with `UNTOUCHED` for weights that are spared.
+        sigma: Standard deviation, in millionths of the tensor's root mean square.
+    """
+    home = parameter.device if parameter.is_cuda else torch.device("cpu")
+    flat = parameter.detach().to(home).contiguous().view(-1)
+    size = _STRIPS[home.type]
+    strips = flat.split(size)
+    squares = sum(torch.dot(wide, wide) for wide in (strip.double() for strip in strips))
+    scale = obfuscation.scale_by(float(squares), flat.numel(), sigma) / sampler.STEPS
+    for strip, steps in zip(strips, torch.from_numpy(drawn).split(size), strict=True):
+        here = steps.to(home)
+        noisy = here.double().mul_(scale).add_(strip).to(strip.dtype)
+        strip.copy_(torch.where(here == obfuscation.UNTOUCHED, strip, noisy))
+    if flat.data_ptr() != parameter.data_ptr():
+        parameter.copy_(flat.view(parameter.shape))
+
+
+def _noisy(parameters: Parameters, layout: Layout) -> Iterator[tuple[int, torch.nn.Parameter]]:
+    """The parameters that get noise, with their indices in the layout."""
+    for at, tensor in enumerate(layout.tensors):
+        parameter = parameters.get(tensor.name)
+        if parameter is not None and parameter.requires_grad and parameter.dtype in _NOISY:
+            yield at, parameter

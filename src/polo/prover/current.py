@@ -261,6 +261,7 @@ class CurrentShard:
         seed = chain.seed_of(self._enrolment, self.nonce, previous=self.root)
         training = self.training
         self._embedder = Embedder(self._terms, training.carrier, seed, training.parameters)
+        self._sealer.expect(training, self.nonce)
         if self._recording:
             self._recording.begin(seed, first=shard == 1)
 
@@ -342,6 +343,7 @@ class CurrentShard:
         """Go on to the next shard."""
         self.epochs = self._steps = 0
         self._embedder = None
+        self._sealer.close()
         self._monitor.sealed()
         self.ask_for_nonce()
 

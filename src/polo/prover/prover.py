@@ -140,12 +140,13 @@ class Prover:
             if replaying and data
             else None,
         )
+        self._sealer = Sealer(self.terms, self._writer, self._recording, noise)
         self._current = CurrentShard(
             self.enrolment,
             self._writer,
             self._receiving,
             self._recording,
-            Sealer(self.terms, self._writer, self._recording, noise),
+            self._sealer,
             timings=self.timings,
             check_every=every,
             on_seal=self.on_seal,
@@ -375,6 +376,7 @@ class Prover:
             if self._recording:
                 closing.callback(self._recording.close)
             closing.callback(self._nonces.close)
+            closing.callback(self._sealer.close)
             closing.callback(self.detach)
 
     def _seal_tail(self) -> None:

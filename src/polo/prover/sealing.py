@@ -10,7 +10,8 @@ import torch
 
 from polo.embedding.embedder import Embedder, Finished
 from polo.errors import ChainError, TermsError, WeightsError
-from polo.privacy import noising, obfuscation
+from polo.privacy import obfuscation
+from polo.privacy.noising import Noise, obfuscate_parameters
 from polo.protocol.carrier import Carrier
 from polo.protocol.detection import MILLION, Reading
 from polo.protocol.records import FinishRecord, NoiseRecord, Nonce, Shard, Terms
@@ -58,6 +59,7 @@ class Setting:
         previous: Root of W_{x-1}.
         master: The secret that all shards' obfuscation comes from.
         sigma: σ of the obfuscation, in millionths.
+        noise: Its noise, if that was drawn ahead.
     """
 
     terms: Terms
@@ -66,6 +68,7 @@ class Setting:
     previous: bytes
     master: bytes
     sigma: int
+    noise: Noise | None = None
 
 
 @dataclass(frozen=True)
@@ -106,15 +109,9 @@ def seal(
     shard, terms = setting.nonce.shard, setting.terms
     if finished:
         embedder.apply(finished)
-    secret = obfuscation.secret_of(setting.master, shard)
-    noising.obfuscate_parameters(
-        parameters,
-        setting.carrier,
-        embedder.mark.blocks,
-        seed=obfuscation.noise_seed(secret, setting.nonce.nonce),
-        fraction=terms.noise.fraction,
-        sigma=setting.sigma,
-    )
+    noise = setting.noise or noise_of(terms, setting.master, setting.nonce)
+    blocks = embedder.mark.blocks
+    obfuscate_parameters(parameters, setting.carrier, blocks, noise, sigma=setting.sigma)
     if replayed:
         metrics = _measured(model, parameters, evaluate, terms.task.metric)
     else:
@@ -139,6 +136,12 @@ def seal(
         receipt=None,
     )
     return Sealed(record, checkpoint, commitment)
+
+
+def noise_of(terms: Terms, master: bytes, nonce: Nonce) -> Noise:
+    """The noise that a shard is sealed with."""
+    secret = obfuscation.secret_of(master, nonce.shard)
+    return Noise(obfuscation.noise_seed(secret, nonce.nonce), terms.noise.fraction)
 
 
 def _read_back(checkpoint: MemoryCheckpoint, mark: Mark, setting: Setting) -> Reading:
@@ -193,7 +196,7 @@ def _measured(
     An embedding with `max_norm` does so in every pass, to the same end each time. Who leaves other
     weights in has measured those, and hears of it.
     """
-    before = {name: p.detach().cpu().clone() for name, p in parameters.items()}
+    before = {name: p.detach().to("cpu", copy=True) for name, p in parameters.items()}
     first = _metrics(model, evaluate, metric)
     if not _put_back(parameters, before):
         return first

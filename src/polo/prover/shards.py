@@ -6,9 +6,10 @@ import torch
 
 from polo.embedding.embedder import Embedder, Finished
 from polo.evidence.replay.timeline import LEVEL
+from polo.privacy.noising import Noise
 from polo.protocol.records import Nonce, Shard, Terms
 from polo.prover.recording import Recording
-from polo.prover.sealing import Effort, Evaluate, Sealed, Setting, seal
+from polo.prover.sealing import Effort, Evaluate, Sealed, Setting, noise_of, seal
 from polo.prover.training import Training
 from polo.storage import state
 from polo.storage.folder import evidence_path
@@ -36,6 +37,20 @@ class Sealer:
         self._writer = writer
         self._recording = recording
         self._sigma = sigma
+        self._noise: Noise | None = None
+
+    def expect(self, training: Training, nonce: Nonce) -> None:
+        """A shard has begun that will be sealed: its noise can be drawn meanwhile."""
+        self.close()
+        self._noise = noise_of(self._terms, self._writer.secret, nonce)
+        if self._sigma and self._noise.fraction:
+            self._noise.draw_ahead(training.parameters, training.carrier.layout)
+
+    def close(self) -> None:
+        """No shard is expected any more."""
+        noise, self._noise = self._noise, None
+        if noise:
+            noise.close()
 
     def seal(
         self,
@@ -63,7 +78,7 @@ class Sealer:
             The shard's record, still without a receipt.
         """
         parameters = training.parameters
-        before = {name: p.detach().cpu().clone() for name, p in parameters.items()}
+        before = {name: p.detach().to("cpu", copy=True) for name, p in parameters.items()}
         try:
             if self._recording:
                 self._recording.finish()
@@ -118,6 +133,7 @@ class Sealer:
             previous=manifest.last_root,
             master=self._writer.secret,
             sigma=self._sigma,
+            noise=self._noise,
         )
 
     @property

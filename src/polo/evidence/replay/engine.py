@@ -28,7 +28,8 @@ from polo.evidence.replay.state import (
     trained_names,
 )
 from polo.evidence.replay.stepping import Batch, Stepper, slopes
-from polo.privacy import noising, obfuscation
+from polo.privacy import obfuscation
+from polo.privacy.noising import Noise, obfuscate_parameters
 from polo.protocol.carrier import Carrier
 from polo.protocol.records import Nonce, Terms
 from polo.storage import state as generators
@@ -204,14 +205,10 @@ class Engine(Stepper):
         assert self._shard is not None
         if not self._embedder.read().reaches(self._terms.thresholds.embed):
             self._embedder.apply(self._embedder.finish())
-        noising.obfuscate_parameters(
-            self._parameters,
-            self._carrier,
-            self._embedder.mark.blocks,
-            seed=obfuscation.noise_seed(secret, self._shard.nonce.nonce),
-            fraction=self._terms.noise.fraction,
-            sigma=sigma,
-        )
+        seed = obfuscation.noise_seed(secret, self._shard.nonce.nonce)
+        noise = Noise(seed, self._terms.noise.fraction)
+        blocks = self._embedder.mark.blocks
+        obfuscate_parameters(self._parameters, self._carrier, blocks, noise, sigma=sigma)
 
     def restore(self, model: Checkpoint, rest: Checkpoint | None) -> None:
         """Put model and optimizer into a state; copies of the one before are then no more."""
