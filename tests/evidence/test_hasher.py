@@ -19,11 +19,14 @@ import pytest
 import torch
 from torch import nn
 
-from polo.evidence.replay import hasher, hashing, memory, state
-from polo.evidence.replay.hasher import Hasher
-from polo.evidence.replay.memory import LARGE, Memory
+from polo.evidence.replay import state
+from polo.evidence.replay.memory import Memory
 from polo.evidence.replay.record import Boundary
 from polo.evidence.replay.recorder import Recorder
+from polo.weights import hasher, sharing
+from polo.weights.hasher import Hasher
+from polo.weights.pieces import table_of
+from polo.weights.sharing import LARGE
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere threads hash")
 
@@ -187,6 +190,10 @@ def gone(pid: int, seconds: float = 10.0) -> bool:
     return False
 
 
+def listed(pieces: list[tuple[int, int]]) -> bytes:
+    return table_of((*piece, b"") for piece in pieces)
+
+
 def right(image: Memory, pieces: list[tuple[int, int]]) -> bytes:
     data = image.tensor.numpy().tobytes()
     return b"".join(hashlib.sha256(data[start:stop]).digest() for start, stop in pieces)
@@ -203,22 +210,32 @@ def open_files() -> list[str]:
 
 
 def test_the_process_hashes_what_is_there_now(one: Hasher, image: Memory) -> None:
-    table = hashing.table_of(PIECES)
+    table = listed(PIECES)
     for value in (3, 200):
         assert one.hashes(image, table) == right(image, PIECES)
         image.tensor[5000:6000] = value
     other = Memory(2 * LARGE + 3)
     other.tensor.fill_(7)
     pieces = [(0, 2 * LARGE + 3)] * 3
-    assert one.hashes(other, hashing.table_of(pieces)) == right(other, pieces)
+    assert one.hashes(other, listed(pieces)) == right(other, pieces)
     assert one.hashes(image, b"") == b""
     assert one._process is not None
     assert one._here._pool is None
 
 
+def test_what_stands_before_a_piece_is_hashed_before_it(one: Hasher, image: Memory) -> None:
+    rows = [(0, 5, b"before"), (7, 7, b""), (64, LARGE, bytes(23))]
+    data = image.tensor.numpy().tobytes()
+    wanted = [hashlib.sha256(first + data[start:stop]).digest() for start, stop, first in rows]
+    assert one.hashes(image, table_of(rows)) == b"".join(wanted)
+    assert one._process is not None
+    one.close()
+    assert one.hashes(image, table_of(rows)) == b"".join(wanted)
+
+
 def test_long_tables_pass(one: Hasher, image: Memory) -> None:
     pieces = [(at, at + 3) for at in range(60_000)]
-    assert one.hashes(image, hashing.table_of(pieces)) == right(image, pieces)
+    assert one.hashes(image, listed(pieces)) == right(image, pieces)
     assert one._process is not None
 
 
@@ -227,7 +244,7 @@ def test_little_is_hashed_without_a_process(one: Hasher) -> None:
     little.tensor.fill_(9)
     assert little.handle is None
     one.close()
-    assert one.hashes(little, hashing.table_of(PIECES[:3])) == right(little, PIECES[:3])
+    assert one.hashes(little, listed(PIECES[:3])) == right(little, PIECES[:3])
     assert one._process is None
 
 
@@ -312,7 +329,7 @@ def test_a_process_that_dies_is_done_without(
     recording.train(2)
     recording.recorder.wait()
     os.kill(pid, signal.SIGKILL)
-    with caplog.at_level(logging.WARNING, "polo.evidence"):
+    with caplog.at_level(logging.WARNING, "polo.weights"):
         recording.train(3)
         recording.check()
     assert [record.message.partition(" (")[0] for record in caplog.records] == [
@@ -331,7 +348,7 @@ def test_a_process_that_dies_at_work_is_done_without(one: Hasher, image: Memory)
     pid = pid_of(one)
     os.kill(pid, signal.SIGSTOP)
     threading.Timer(0.3, os.kill, (pid, signal.SIGKILL)).start()
-    assert one.hashes(image, hashing.table_of(PIECES)) == right(image, PIECES)
+    assert one.hashes(image, listed(PIECES)) == right(image, PIECES)
     assert one._process is None
     assert status(pid) == ""
 
@@ -358,7 +375,7 @@ def test_a_process_that_is_slow_is_waited_for(
     pid = pid_of(one)
     os.kill(pid, signal.SIGSTOP)
     threading.Timer(0.5, os.kill, (pid, signal.SIGCONT)).start()
-    assert one.hashes(image, hashing.table_of(PIECES)) == right(image, PIECES)
+    assert one.hashes(image, listed(PIECES)) == right(image, PIECES)
     assert pid_of(one) == pid
     one.close()
 
@@ -383,7 +400,7 @@ def test_its_death_is_seen_even_if_somebody_holds_its_end(
         one = Hasher()
         one.start()
     os.kill(pid_of(one), signal.SIGKILL)
-    assert one.hashes(image, hashing.table_of(PIECES)) == right(image, PIECES)
+    assert one.hashes(image, listed(PIECES)) == right(image, PIECES)
     assert one._process is None
     os.kill(forked[0], signal.SIGKILL)
     os.waitpid(forked[0], 0)
@@ -425,7 +442,7 @@ def test_where_no_process_can_be_started_threads_hash(
     one = Hasher(threads=2)
     for _ in range(2):
         one.start()
-        assert one.hashes(image, hashing.table_of(PIECES)) == right(image, PIECES)
+        assert one.hashes(image, listed(PIECES)) == right(image, PIECES)
         assert one._process is None
     one.close()
     assert open_files() == files
@@ -438,9 +455,9 @@ def test_where_memory_has_no_files_the_shared_folder_does(
     image = Memory(LARGE)
     image.tensor.fill_(4)
     assert image.handle is not None
-    assert one.hashes(image, hashing.table_of(PIECES)) == right(image, PIECES)
+    assert one.hashes(image, listed(PIECES)) == right(image, PIECES)
     assert one._process is not None
-    monkeypatch.setattr(memory, "_SHARED_FOLDER", str(tmp_path / "missing"))
+    monkeypatch.setattr(sharing, "_SHARED_FOLDER", str(tmp_path / "missing"))
     assert Memory(LARGE).handle is None
 
 
@@ -456,7 +473,7 @@ def test_memory_that_cannot_be_shared_is_hashed_by_threads(
     image = Memory(LARGE)
     assert image.handle is None
     assert open_files() == files
-    assert one.hashes(image, hashing.table_of(PIECES)) == right(image, PIECES)
+    assert one.hashes(image, listed(PIECES)) == right(image, PIECES)
 
 
 @pytest.mark.slow

@@ -15,11 +15,12 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from polo.errors import ChainError, TermsError, WeightsError
-from polo.evidence.replay import hashing, memory, notary, platform, snapshot, state
+from polo.evidence.replay import memory, notary, platform, snapshot, state
 from polo.evidence.replay.measuring import Measuring
 from polo.evidence.replay.notary import Notary
 from polo.evidence.replay.record import Boundary
 from polo.evidence.replay.recorder import Recorder
+from polo.weights import pieces, sharing
 from polo.weights.checkpoint import MemoryCheckpoint
 
 Begin = Callable[..., Any]
@@ -40,7 +41,7 @@ def seal(run: Any) -> None:
             parameter.add_(0.01)
 
 
-@pytest.mark.parametrize("large", [memory.LARGE, 1], ids=["threads", "process"])
+@pytest.mark.parametrize("large", [sharing.LARGE, 1], ids=["threads", "process"])
 def test_every_boundary_and_move_is_what_is_found_at_once(
     large: int,
     kind: tuple[str, str],
@@ -48,7 +49,7 @@ def test_every_boundary_and_move_is_what_is_found_at_once(
     recorder: Callable[..., Recorder],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(memory, "LARGE", large)
+    monkeypatch.setattr(sharing, "LARGE", large)
     run = begin(*kind)
     one = recorder(run)
     for steps in (10, 9, 1):
@@ -91,13 +92,13 @@ def test_a_state_whose_digests_are_known_is_not_hashed(
     assert found.moves[0] == pytest.approx(right, rel=1e-9, abs=2)
 
 
-@pytest.mark.parametrize("large", [memory.LARGE, 1], ids=["threads", "process"])
+@pytest.mark.parametrize("large", [sharing.LARGE, 1], ids=["threads", "process"])
 def test_what_is_on_several_devices_is_brought_together(
     large: int, begin: Begin, recorder: Callable[..., Recorder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To torch the devices `cpu` and `cpu:0` are two, as far as recording can tell."""
     home = snapshot._home
-    monkeypatch.setattr(memory, "LARGE", large)
+    monkeypatch.setattr(sharing, "LARGE", large)
     monkeypatch.setattr(notary, "Memory", lambda size, pinned: memory.Memory(size))
     monkeypatch.setattr(
         snapshot, "_home", lambda value: torch.device("cpu", 0) if value.dim() % 2 else home(value)
@@ -199,7 +200,7 @@ def test_a_slow_hash_holds_training_back_and_memory_stays(
             made.append(self)
             super().__init__(plan)
 
-    monkeypatch.setattr(hashing, "sha256", slow)
+    monkeypatch.setattr(pieces, "sha256", slow)
     monkeypatch.setattr(snapshot, "Copy", Counted)
     run = begin().steps(1)
     one, wanted = recorder(run, 1), [run.digests()]
@@ -253,7 +254,7 @@ def test_a_failure_is_raised_by_the_next_call_and_named(
     def broken(data: memoryview) -> Any:
         raise OSError("the hash is gone")
 
-    monkeypatch.setattr(hashing, "sha256", broken)
+    monkeypatch.setattr(pieces, "sha256", broken)
     with pytest.raises(WeightsError, match=r"boundary 3: .* OSError: the hash is gone"):
         run.record(one, 60)
     with pytest.raises(WeightsError, match="boundary 3"):
@@ -277,7 +278,7 @@ def test_training_that_waits_is_woken_by_a_failure(
         assert gate.wait(30)
         raise MemoryError
 
-    monkeypatch.setattr(hashing, "sha256", broken)
+    monkeypatch.setattr(pieces, "sha256", broken)
     run = begin()
     one = recorder(run, 1)
     one.start()
@@ -395,7 +396,7 @@ def test_dropped_work_does_not_delay_the_end(
         time.sleep(0.01)
         return hashlib.sha256(data)
 
-    monkeypatch.setattr(hashing, "sha256", slow)
+    monkeypatch.setattr(pieces, "sha256", slow)
     run = begin()
     one = recorder(run, 1)
     one.start()
@@ -451,7 +452,7 @@ def test_forked_children_are_not_harmed(begin: Begin, recorder: Callable[..., Re
 def test_a_forked_child_may_end_while_threads_hash(
     begin: Begin, recorder: Callable[..., Recorder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hashing, "_LITTLE", 1)
+    monkeypatch.setattr(pieces, "_LITTLE", 1)
     run = begin("tied", "adam")
     one = recorder(run, 1)
     one._notary = Notary(one._free, threads=3)
@@ -470,7 +471,7 @@ def test_a_forked_child_may_end_while_threads_hash(
 def test_several_threads_hash_alike(
     begin: Begin, threads: Threads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hashing, "_LITTLE", 1)
+    monkeypatch.setattr(pieces, "_LITTLE", 1)
     run = begin("tied", "adam").steps(2)
     one = Recorder(run.model, run.optimizer, 2)
     one._notary = Notary(one._free, threads=3)

@@ -17,6 +17,7 @@ from polo.evidence.replay.rooms import Rooms
 from polo.verifier import Outcome
 from polo.weights.checkpoint import checkpoint_of
 from polo.weights.files import FileCheckpoint, write_checkpoint
+from polo.weights.sharing import LARGE
 
 SEGMENTS = 16
 
@@ -35,7 +36,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("size", [100, memory.LARGE])
+@pytest.mark.parametrize("size", [100, LARGE])
 def test_a_room_is_used_again(size: int, made: list[int]) -> None:
     some = Rooms()
     for value in range(3):
@@ -76,7 +77,7 @@ def test_a_room_is_not_given_away_while_a_part_is_looked_at(
 
 
 def test_rooms_may_outlive_their_house() -> None:
-    room = Rooms().room(memory.LARGE)
+    room = Rooms().room(LARGE)
     gc.collect()
     room[:3] = b"abc"
     assert bytes(room[:3]) == b"abc"

@@ -1,5 +1,7 @@
 """Checkpoints that are hashed while the one before is looked at."""
 
+import gc
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,8 +11,10 @@ import pytest
 
 from polo.errors import FormatError, WeightsError
 from polo.verifier import walking
+from polo.weights import sharing
 from polo.weights.checkpoint import Checkpoint, HeldCheckpoint, MemoryCheckpoint
 from polo.weights.files import FileCheckpoint, write_checkpoint
+from polo.weights.hasher import Hasher
 from polo.weights.hashing import commit
 
 COUNT = 5
@@ -39,6 +43,15 @@ def kept(files: list[Path]) -> Iterator[tuple[int, FileCheckpoint]]:
             yield number, checkpoint
 
 
+@pytest.fixture(params=["by threads", "by processes"])
+def much(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether there is so much to hash that processes do it."""
+    if request.param == "by processes":
+        monkeypatch.setattr(sharing, "LARGE", 1)
+        monkeypatch.setattr(walking, "MUCH", 1)
+    return bool(request.param == "by processes")
+
+
 def value(checkpoint: Checkpoint) -> float:
     data = checkpoint.read(0, 0, LAYOUT.size)
     [found] = set(np.frombuffer(data, np.float32).tolist())
@@ -53,31 +66,38 @@ def test_every_checkpoint_comes_with_its_root_and_stays_while_it_is_looked_at(
     keeping: bool,
     looked_at: set[int],
     most: int,
+    much: bool,
     monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(walking, "MOST_HELD", most)
     found = []
-    walk = walking.seen(kept(files), LAYOUT, looked_at=looked_at, keeping=keeping)
+    walk = walking.seen(kept(files), LAYOUT, count=COUNT, looked_at=looked_at, keeping=keeping)
     for number, one in enumerate(walk):
         assert (one.number, one.root) == (number, commit(weights(number)).root)
         if number in looked_at:
             assert value(one.checkpoint) == number
             assert isinstance(one.checkpoint, HeldCheckpoint) == bool(most or keeping)
         found.append(one)
+        if most and much and not keeping:
+            assert not looked_at or number not in looked_at or one.checkpoint.handle
     assert len(found) == COUNT
+    assert not caplog.records, "a process was lost"
     if keeping:
         assert [value(found[at].checkpoint) for at in looked_at] == list(looked_at)
 
 
+@pytest.mark.usefixtures("much")
 def test_two_rooms_are_enough(files: list[Path]) -> None:
-    walk = walking.seen(kept(files), LAYOUT, looked_at=range(COUNT))
+    walk = walking.seen(kept(files), LAYOUT, count=COUNT, looked_at=range(COUNT))
     rooms = [one.checkpoint.data.obj for one in walk]  # type: ignore[attr-defined]
     assert len(set(map(id, rooms))) == 2
 
 
+@pytest.mark.usefixtures("much")
 @pytest.mark.parametrize("threads", [2, 3])
 def test_where_nothing_is_looked_at_few_are_in_memory(files: list[Path], threads: int) -> None:
-    walk = walking.seen(kept(files * 3), LAYOUT, looked_at=(), threads=threads)
+    walk = walking.seen(kept(files * 3), LAYOUT, count=3 * COUNT, looked_at=(), threads=threads)
     # Held, so that no two of them can have the same place one after the other.
     rooms = [one.checkpoint.data.obj for one in walk]  # type: ignore[attr-defined]
     assert len(set(map(id, rooms))) <= threads + 2
@@ -87,7 +107,7 @@ def test_large_ones_are_hashed_one_after_the_other(
     files: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(walking, "MOST_HELD", LAYOUT.size)
-    walk = walking.seen(kept(files), LAYOUT, looked_at=(), threads=3)
+    walk = walking.seen(kept(files), LAYOUT, count=COUNT, looked_at=(), threads=3)
     assert not any(isinstance(one.checkpoint, HeldCheckpoint) for one in walk)
 
 
@@ -101,7 +121,7 @@ def test_where_nothing_is_looked_at_several_are_hashed_at_once(
         return commit(checkpoint, threads=threads)
 
     monkeypatch.setattr(walking, "commit", hashing)
-    walk = walking.seen(kept(files[:3]), LAYOUT, looked_at=(), threads=3)
+    walk = walking.seen(kept(files[:3]), LAYOUT, count=COUNT, looked_at=(), threads=3)
     assert [one.root for one in walk] == [commit(weights(number)).root for number in range(3)]
 
 
@@ -115,12 +135,13 @@ def test_the_next_is_hashed_meanwhile(files: list[Path], monkeypatch: pytest.Mon
         return found
 
     monkeypatch.setattr(walking, "commit", hashing)
-    walk = walking.seen(kept(files), LAYOUT, looked_at=range(COUNT))
+    walk = walking.seen(kept(files), LAYOUT, count=COUNT, looked_at=range(COUNT))
     assert next(walk).number == 0
     assert hashed.wait(20), "nobody has asked for it yet"
     assert [one.number for one in walk] == [1, 2, 3, 4]
 
 
+@pytest.mark.usefixtures("much")
 @pytest.mark.parametrize("looked_at", [range(COUNT), ()])
 def test_a_checkpoint_without_a_root_says_why_and_the_others_go_on(
     files: list[Path], looked_at: range
@@ -128,18 +149,57 @@ def test_a_checkpoint_without_a_root_says_why_and_the_others_go_on(
     data = bytearray(files[2].read_bytes())
     data[-4:] = np.float32("nan").tobytes()
     files[2].write_bytes(data)
-    found = list(walking.seen(kept(files), LAYOUT, looked_at=looked_at))
+    found = list(walking.seen(kept(files), LAYOUT, count=COUNT, looked_at=looked_at))
     assert [one.number for one in found] == list(range(COUNT))
     assert [one.number for one in found if isinstance(one.root, WeightsError)] == [2]
 
 
+@pytest.mark.usefixtures("much")
 @pytest.mark.parametrize("looked_at", [range(COUNT), ()])
 def test_what_breaks_the_walk_breaks_it_where_it_is(files: list[Path], looked_at: range) -> None:
     files[3].write_bytes(b"short")
-    walk = walking.seen(kept(files), LAYOUT, looked_at=looked_at)
+    walk = walking.seen(kept(files), LAYOUT, count=COUNT, looked_at=looked_at)
     assert [next(walk).number for _ in range(3)] == [0, 1, 2]
     with pytest.raises(FormatError, match="5 bytes"):
         next(walk)
+
+
+@pytest.mark.parametrize("looked_at", [range(COUNT), ()])
+def test_whoever_stops_early_leaves_nothing_open(
+    files: list[Path], looked_at: range, much: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    gc.collect()
+    before = open_files()
+    walk = walking.seen(kept(files * 3), LAYOUT, count=3 * COUNT, looked_at=looked_at, threads=3)
+    first = next(walk)
+    assert (len(open_files()) > len(before)) or not much
+    walk.close()  # type: ignore[attr-defined]
+    del walk, first
+    gc.collect()
+    assert open_files() == before
+    assert not caplog.records, "a process was lost"
+
+
+@pytest.mark.usefixtures("much")
+@pytest.mark.parametrize("looked_at", [range(COUNT), ()])
+def test_processes_that_die_are_done_without(
+    files: list[Path], looked_at: range, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = Hasher.start
+
+    def doomed(hasher: Hasher) -> None:
+        start(hasher)
+        if hasher._process:
+            hasher._process._process.kill()
+
+    monkeypatch.setattr(Hasher, "start", doomed)
+    walk = walking.seen(kept(files), LAYOUT, count=COUNT, looked_at=looked_at, threads=2)
+    assert [one.root for one in walk] == [commit(weights(number)).root for number in range(COUNT)]
+
+
+def open_files() -> list[str]:
+    """What this process has open."""
+    return sorted(os.listdir("/proc/self/fd"))
 
 
 def test_whoever_stops_early_leaves_no_thread_behind(files: list[Path]) -> None:

@@ -7,11 +7,7 @@ the leaky step, the gradient is c · X₁ᵀ D X₂ᵀ (sigmoid(…) − b). A d
 blocks inconspicuous, but not where terms ask for replay (`polo.embedding.discriminator`).
 """
 
-from collections.abc import Iterable
-
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.nn.functional import binary_cross_entropy_with_logits, leaky_relu
 
 from polo.embedding import products
@@ -40,12 +36,10 @@ class RigaPress:
 
     def __init__(self, mark: Mark, terms: Terms, device: torch.device) -> None:
         self._mark = mark
-        groups = range(mark.groups)
         scale = (_VARIANCE * riga.hidden_units(mark)) ** -0.5
-        hidden = _stacked(riga.hidden_parts(mark, group) for group in groups)
-        out = _stacked(riga.out_parts(mark, group) for group in groups)
-        self._hidden = torch.from_numpy(hidden).to(device=device, dtype=torch.float32)
-        self._out = torch.from_numpy(out).to(device=device, dtype=torch.float32) * scale
+        hidden, out = (torch.from_numpy(layer.copy()) for layer in riga.layers(mark))
+        self._hidden = hidden.to(device=device, dtype=torch.float32)
+        self._out = out.to(device=device, dtype=torch.float32) * scale
         self._bits = torch.from_numpy(mark.bits).to(device=device, dtype=torch.float32)
         self._budget = terms.finish.budget / MILLION
         self._margin = terms.finish.margin / MILLION
@@ -107,8 +101,9 @@ class RigaPress:
         if not self._budget or bool(right.all()):
             return kept.reshape(values.shape)
         guess, most = before, right.sum(1)
+        layers = self._hidden.double().cpu(), self._out.double().cpu()
         for _ in range(_ROUNDS):
-            guess = torch.lerp(guess, before + self._edit(before, guess), _DAMPING)
+            guess = torch.lerp(guess, before + self._edit(before, guess, *layers), _DAMPING)
             found = self._right(guess)
             better = (found | ~right).all(1) & (found.sum(1) > most)
             kept[better] = guess[better]
@@ -117,9 +112,10 @@ class RigaPress:
                 break
         return kept.reshape(values.shape)
 
-    def _edit(self, before: torch.Tensor, guess: torch.Tensor) -> torch.Tensor:
+    def _edit(
+        self, before: torch.Tensor, guess: torch.Tensor, hidden: torch.Tensor, out: torch.Tensor
+    ) -> torch.Tensor:
         """The smallest edit of the weights, were the extractor linear from them to the guess."""
-        hidden, out = self._hidden.double().cpu(), self._out.double().cpu()
         z, moved = products.times(hidden, before), products.times(hidden, guess)
         far = (moved - z).abs() > 1e-9 * z.abs()
         rise = leaky_relu(moved, SLOPE) - leaky_relu(z, SLOPE)
@@ -136,7 +132,3 @@ class RigaPress:
 
     def _logits(self, z: torch.Tensor) -> torch.Tensor:
         return products.times(self._out, leaky_relu(z, SLOPE))
-
-
-def _stacked(groups: Iterable[Iterable[NDArray[np.int8]]]) -> NDArray[np.int8]:
-    return np.stack([np.concatenate(list(parts)) for parts in groups])

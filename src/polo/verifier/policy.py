@@ -16,8 +16,8 @@ class Policy:
         accuracy: Which stored checkpoints to test: `all`, a random `sample` of O(log S) with the
             last one always in it, or `none`.
         tolerance: How far the prover's own metric may be from the measured one.
-        threads: Threads for hashing; by default one per core, at most four for weights and eight
-            for files.
+        threads: Threads for hashing, or processes where there is much to hash; by default one per
+            core, at most sixteen, of threads that hash weights four.
         final_only: Whether to look only for the marks in the final model: ownership, nothing else.
         whole: Whether only a whole proof can be accepted, and a disclosure cannot.
         device: Where to run drawn segments again; by default where they were trained, if such a

@@ -433,6 +433,7 @@ class _Run:
             walk = walking.seen(
                 kept,
                 layout,
+                count=len(stored),
                 looked_at=looked_at,
                 keeping=levels.looking,
                 threads=self._policy.threads,

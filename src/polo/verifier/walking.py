@@ -2,12 +2,15 @@
 
 Hashing needs processors and no lock of the interpreter, and a test of a model mostly waits for a
 GPU: one after the other they take as long as both, side by side as long as the longer one. Where
-nothing is looked at, a few checkpoints are hashed at a time.
+nothing is looked at, a few checkpoints are hashed at a time. If there is much to hash, processes of
+their own do it, which do not even ask for the lock.
 """
 
+import contextlib
 import os
+import queue
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
@@ -16,14 +19,19 @@ from polo.errors import PoloError
 from polo.protocol.layout import Layout
 from polo.weights.checkpoint import Checkpoint, HeldCheckpoint
 from polo.weights.files import FileCheckpoint
-from polo.weights.hashing import commit, usual_threads
+from polo.weights.hasher import Hasher
+from polo.weights.hashing import commit, commit_by, usual_threads
+from polo.weights.sharing import SharedMemory, is_shared
 
 MOST_HELD = 2**28
 """Bytes of a checkpoint that is held in memory while it is looked at, and the next one beside it. A
 larger one is read from its file piece by piece. Several that are hashed at a time have no more than
 twice as many together."""
 
-_MOST_THREADS = 8
+MUCH = 2**28
+"""From so many bytes on, processes hash them: to start one takes as long as to hash a tenth."""
+
+_MOST_THREADS = 16
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -50,6 +58,7 @@ def seen(
     kept: Iterator[tuple[int, FileCheckpoint]],
     layout: Layout,
     *,
+    count: int,
     looked_at: Collection[int],
     keeping: bool = False,
     threads: int | None = None,
@@ -59,71 +68,119 @@ def seen(
     Args:
         kept: The checkpoints; each may be closed when the next one is asked for.
         layout: Their layout.
+        count: How many they are.
         looked_at: Shards whose checkpoints are looked at, and not at their roots alone.
         keeping: Whether who looks at a checkpoint may keep it; then all of those are in memory.
-        threads: Threads for hashing.
+        threads: Threads or processes for hashing.
     """
     small = layout.size <= MOST_HELD
-    rooms: deque[memoryview] = deque()
-
-    def room(size: int) -> memoryview:
-        """New memory, or that of the one before the last, which nobody looks at any more."""
-        if keeping:
-            return memoryview(bytearray(size))
-        rooms.append(rooms.popleft() if len(rooms) == 2 else memoryview(bytearray(size)))
-        return rooms[-1]
-
-    def looked(number: int, checkpoint: FileCheckpoint) -> Seen:
-        own: Checkpoint = checkpoint
-        try:
-            if number in looked_at and (small or keeping):
-                own = checkpoint.held(room)
-            return Seen(number, own, commit(own, threads=threads).root)
-        except PoloError as error:
-            return Seen(number, own, error)
-
-    # Beside those that are hashed, one is read and one is handed out.
-    together = min(threads or usual_threads(), 2 * MOST_HELD // max(1, layout.size) - 2)
+    much = is_shared(layout.size) and count * layout.size >= MUCH
+    usual = min(_MOST_THREADS, os.cpu_count() or 1) if much else usual_threads()
+    # Beside those that are hashed, one is handed out.
+    together = min(threads or usual, 2 * MOST_HELD // max(1, layout.size) - 1)
     if not looked_at and together > 1:
-        return _hashed(kept, together)
-    found = (looked(number, checkpoint) for number, checkpoint in kept)
+        return _hashed(kept, together, by_processes=much)
+    if small and not keeping:
+        found = _held(kept, looked_at, threads, by_process=much)
+    else:
+        found = _unhurried(kept, looked_at if keeping else (), threads)
     return ahead(found) if small and looked_at else found
 
 
-def _hashed(kept: Iterator[tuple[int, FileCheckpoint]], threads: int) -> Iterator[Seen]:
-    """Every checkpoint with its root, which is all that is asked of it.
+def _unhurried(
+    kept: Iterator[tuple[int, FileCheckpoint]], looked_at: Collection[int], threads: int | None
+) -> Iterator[Seen]:
+    """Every checkpoint with its root, those that are looked at in memory of their own."""
+    for number, checkpoint in kept:
+        own: Checkpoint = checkpoint
+        try:
+            if number in looked_at:
+                own = checkpoint.held()
+            yield Seen(number, own, commit(own, threads=threads).root)
+        except PoloError as error:
+            yield Seen(number, own, error)
 
-    Files are read here, one after the other; each thread then hashes a checkpoint of its own, and
-    what is left to do between two of them is done beside the others' hashing.
-    """
-    free: list[memoryview] = []
+
+def _held(
+    kept: Iterator[tuple[int, FileCheckpoint]],
+    looked_at: Collection[int],
+    threads: int | None,
+    *,
+    by_process: bool,
+) -> Iterator[Seen]:
+    """The same, in the memory of the one before the last, which nobody looks at any more."""
+    rooms: deque[memoryview] = deque()
 
     def room(size: int) -> memoryview:
-        return free.pop() if free else memoryview(bytearray(size))
+        rooms.append(rooms.popleft() if len(rooms) == 2 else _room(size, shared=by_process))
+        return rooms[-1]
 
-    def read() -> Iterator[tuple[int, Checkpoint, PoloError | None]]:
+    with contextlib.closing(Hasher(threads or usual_threads())) as hasher:
+        if by_process:
+            hasher.start()
         for number, checkpoint in kept:
+            own: Checkpoint = checkpoint
             try:
-                yield number, checkpoint.held(room), None
+                if number in looked_at:
+                    own = checkpoint.held(room)
+                if by_process and isinstance(own, HeldCheckpoint):
+                    yield Seen(number, own, commit_by(hasher, own).root)
+                else:
+                    yield Seen(number, own, commit(own, threads=threads).root)
             except PoloError as error:
-                yield number, checkpoint, error
+                yield Seen(number, own, error)
 
-    def root(item: tuple[int, Checkpoint, PoloError | None] | PoloError) -> bytes | PoloError:
-        if isinstance(item, PoloError):
-            return item
-        _, checkpoint, error = item
-        try:
-            return error or commit(checkpoint, threads=1).root
-        except PoloError as wrong:
-            return wrong
 
-    for item, found in at_once(root, _with_its_end(read()), threads, most=threads):
+def _hashed(
+    kept: Iterator[tuple[int, FileCheckpoint]], count: int, *, by_processes: bool
+) -> Iterator[Seen]:
+    """Every checkpoint with its root, which is all that is asked of it.
+
+    Each thread reads and hashes a checkpoint of its own, or has a process of its own hash it; what
+    is left to do between two of them is done beside the others' hashing.
+    """
+    free: list[memoryview] = []
+    hashers: queue.SimpleQueue[Hasher] = queue.SimpleQueue()
+
+    def room(size: int) -> memoryview:
+        with contextlib.suppress(IndexError):
+            return free.pop()
+        return _room(size, shared=by_processes)
+
+    def look(item: tuple[int, FileCheckpoint] | PoloError) -> Seen:
         if isinstance(item, PoloError):
             raise item
-        number, checkpoint, _ = item
-        yield Seen(number, checkpoint, found.result())
-        if isinstance(checkpoint, HeldCheckpoint):
-            free.append(checkpoint.data)
+        number, file = item
+        own: Checkpoint = file
+        hasher = hashers.get()
+        try:
+            with file:
+                own = held = file.held(room)
+            by = commit_by(hasher, held) if by_processes else commit(held, threads=1)
+            return Seen(number, own, by.root)
+        except PoloError as error:
+            return Seen(number, own, error)
+        finally:
+            hashers.put(hasher)
+
+    with contextlib.ExitStack() as stack:
+        for _ in range(count):
+            hasher = stack.enter_context(contextlib.closing(Hasher(1)))
+            if by_processes:
+                hasher.start()
+            hashers.put(hasher)
+        files = ((number, stack.enter_context(checkpoint.again())) for number, checkpoint in kept)
+        outcomes = at_once(look, _with_its_end(files), count, most=count)
+        # Entered last, so that it ends first: its threads use all of the above.
+        for _, coming in stack.enter_context(contextlib.closing(outcomes)):
+            one = coming.result()
+            yield one
+            if isinstance(one.checkpoint, HeldCheckpoint):
+                free.append(one.checkpoint.data)
+
+
+def _room(size: int, *, shared: bool) -> memoryview:
+    return memoryview((shared and SharedMemory.of(size)) or bytearray(size))
 
 
 def _with_its_end(items: Iterator[_Item]) -> Iterator[_Item | PoloError]:
@@ -155,7 +212,7 @@ def at_once(
     threads: int | None = None,
     *,
     most: int = 0,
-) -> Iterator[tuple[_Item, "Future[_Result]"]]:
+) -> Generator[tuple[_Item, "Future[_Result]"]]:
     """What becomes of every item, in their order, on several threads.
 
     Args:

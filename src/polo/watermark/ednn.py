@@ -79,16 +79,17 @@ def fixed_point(values: NDArray[np.floating[Any]]) -> NDArray[np.int64]:
 
 
 def signed_sums(signs: NDArray[np.int8], units: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Exact products of a group's signs (bits × weights) with its weights.
+    """Exact products of a group's signs (bits × weights) with its weights, or of several groups'.
 
     High and low halves go through float64 matrix products: with at most 2^14 weights of 2^26
     each every partial sum stays far below 2^53, where float64 is exact.
     """
     low = (units & (2**_SPLIT - 1)).astype(np.float64)
     high = (units >> _SPLIT).astype(np.float64)
-    halves = np.stack([high, low], axis=1)
-    sums = np.empty((len(signs), 2), dtype=np.int64)
-    for at in range(0, len(signs), _ROWS):
-        sums[at : at + _ROWS] = signs[at : at + _ROWS].astype(np.float64) @ halves
-    total: NDArray[np.int64] = sums[:, 0] * 2**_SPLIT + sums[:, 1]
+    halves = np.stack([high, low], axis=-1)
+    sums = np.empty((*signs.shape[:-1], 2), dtype=np.int64)
+    for at in range(0, signs.shape[-2], _ROWS):
+        rows = np.s_[..., at : at + _ROWS, :]
+        sums[rows] = signs[rows].astype(np.float64) @ halves
+    total: NDArray[np.int64] = sums[..., 0] * 2**_SPLIT + sums[..., 1]
     return total

@@ -15,6 +15,7 @@ row with more plus signs would lean to 1 whatever the weights.
 Specification: docs/protocol.md, section 7.
 """
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,7 @@ MOST_WORDS = 2**23
 
 _SPLIT = 32
 _CELLS = 2**22
-"""Signs unpacked at a time, so that a dense key takes little memory."""
+"""Signs unpacked at a time, so that a dense key takes little memory; no more are remembered."""
 
 
 class Riga:
@@ -57,6 +58,9 @@ class Riga:
     ) -> NDArray[np.bool_]:
         """Which bits match, by group and bit."""
         units = fixed_point(values).reshape(len(groups), mark.group_weights)
+        if _cells(mark) <= _CELLS:
+            hidden, out = (layer[list(groups)] for layer in layers(mark))
+            return right(mark, _signs(out, _active(signed_sums(hidden, units))), groups)
         pairs = zip(groups, units, strict=True)
         return right(mark, np.stack([directions(mark, g, row) for g, row in pairs]), groups)
 
@@ -85,22 +89,58 @@ def directions(mark: "Mark", group: int, units: NDArray[np.int64]) -> NDArray[np
         group: Which group of it.
         units: The group's weights in units of 2^-40, each within ±2^48.
     """
-    # At most 2^14 weights of 2^48 each: |z| ≤ 2^62. Right shifts of negative numbers round down.
     z = np.concatenate([signed_sums(part, units) for part in hidden_parts(mark, group)])
-    active = np.where(z >= 0, z, z >> SHIFT)
+    active = _active(z)
+    return np.concatenate([_signs(part, active) for part in out_parts(mark, group)])
+
+
+def _active(z: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Hidden units after the leaky step.
+
+    At most 2^14 weights of 2^48 each: |z| ≤ 2^62. Right shifts of negative numbers round down.
+    """
+    return np.where(z >= 0, z, z >> SHIFT)
+
+
+def _signs(out: NDArray[np.int8], active: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Signs of what the second layer makes of hidden units, of one group or of several."""
     # Sums of so large numbers may not fit 64 bits, so halves are summed apart: at most 2^15
     # numbers of 2^32 stay below 2^53, where float64 is exact, in whatever order they are added.
     low = (active & (2**_SPLIT - 1)).astype(np.float64)
     high = (active >> _SPLIT).astype(np.float64)
-    halves = np.stack([high, low], axis=1)
-    sums = np.concatenate(
-        [(part.astype(np.float64) @ halves).astype(np.int64) for part in out_parts(mark, group)]
-    )
+    sums = (out.astype(np.float64) @ np.stack([high, low], axis=-1)).astype(np.int64)
     # The sum is above · 2^32 + rest with 0 ≤ rest < 2^32: its sign is that of above, or of rest.
-    above = sums[:, 0] + (sums[:, 1] >> _SPLIT)
-    rest = sums[:, 1] & (2**_SPLIT - 1)
+    above = sums[..., 0] + (sums[..., 1] >> _SPLIT)
+    rest = sums[..., 1] & (2**_SPLIT - 1)
     signs: NDArray[np.int64] = np.where(above == 0, np.sign(rest), np.sign(above))
     return signs
+
+
+def layers(mark: "Mark") -> tuple[NDArray[np.int8], NDArray[np.int8]]:
+    """X₁ and X₂ of all groups."""
+    return _remembered(mark) if _cells(mark) <= _CELLS else _derived(mark)
+
+
+@functools.lru_cache(maxsize=2)
+def _remembered(mark: "Mark") -> tuple[NDArray[np.int8], NDArray[np.int8]]:
+    """The same: to derive them takes longer than to read by them, and finishing reads often."""
+    found = _derived(mark)
+    for layer in found:
+        layer.setflags(write=False)
+    return found
+
+
+def _derived(mark: "Mark") -> tuple[NDArray[np.int8], NDArray[np.int8]]:
+    hidden, out = (
+        np.stack([np.concatenate(list(parts(mark, group))) for group in range(mark.groups)])
+        for parts in (hidden_parts, out_parts)
+    )
+    return hidden, out
+
+
+def _cells(mark: "Mark") -> int:
+    """Signs in both layers of all groups."""
+    return mark.groups * hidden_units(mark) * (mark.group_weights + mark.group_bits)
 
 
 def hidden_units(mark: "Mark") -> int:

@@ -15,6 +15,7 @@ import numpy as np
 from polo.errors import WeightsError
 from polo.protocol.layout import CHUNK_BYTES, DTYPE_BYTES, Layout, Tensor, Tie
 from polo.weights import dtypes
+from polo.weights.sharing import SharedMemory
 
 if TYPE_CHECKING:
     import torch
@@ -235,6 +236,14 @@ class HeldCheckpoint:
         for at, (tensor, start) in enumerate(zip(layout.tensors, layout.offsets, strict=True)):
             data[start : start + tensor.size] = checkpoint.read(at, 0, tensor.size)
         return cls(layout, data)
+
+    @property
+    def handle(self) -> int | None:
+        """The descriptor by which another process maps the bytes; None if it cannot."""
+        memory = self.data.obj
+        if isinstance(memory, SharedMemory) and len(memory) == len(self.data):
+            return memory.handle
+        return None
 
     def read(self, tensor: int, start: int, stop: int) -> memoryview:
         """Bytes `start` to `stop` of a tensor's canonical bytes."""

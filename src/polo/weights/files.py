@@ -5,6 +5,7 @@ hostile header is never parsed: it is compared. A file that somebody delivers ma
 header; `read_header` parses that one within bounds.
 """
 
+import copy
 import json
 import os
 import stat
@@ -139,6 +140,12 @@ class FileCheckpoint:
                 raise FormatError("is shorter than its layout", place=str(self._path))
             done += more
         return HeldCheckpoint(self._layout, room)
+
+    def again(self) -> Self:
+        """The same checkpoint once more, which stays open when this one is closed."""
+        other = copy.copy(self)
+        other._file = os.fdopen(os.dup(self._file.fileno()), "rb")
+        return other
 
     def close(self) -> None:
         """Close the file."""

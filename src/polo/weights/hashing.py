@@ -1,9 +1,11 @@
 """The root of a checkpoint, computed piece by piece on several threads.
 
 Memory stays at a few pieces, and 100 bytes per 16 KiB of weights for the leaf hashes. hashlib
-releases the interpreter's lock, so two threads hash nearly twice as fast as one.
+releases the interpreter's lock, so two threads hash nearly twice as fast as one; with many, another
+process does better.
 """
 
+import functools
 import hashlib
 import itertools
 import os
@@ -13,9 +15,12 @@ from dataclasses import dataclass
 
 from polo.errors import WeightsError
 from polo.protocol import commitment, merkle
-from polo.protocol.layout import CHUNK_BYTES, Layout, Leaf
+from polo.protocol.digest import SIZE
+from polo.protocol.layout import CHUNK_BYTES, Layout, Leaf, Tensor
 from polo.weights import dtypes
-from polo.weights.checkpoint import Checkpoint
+from polo.weights.checkpoint import Checkpoint, HeldCheckpoint
+from polo.weights.hasher import Hasher
+from polo.weights.pieces import table_of
 
 PIECE_BYTES = 128 * CHUNK_BYTES
 """How much a thread reads at a time; this and the number of threads bound the memory used."""
@@ -83,6 +88,34 @@ def commit(checkpoint: Checkpoint, *, threads: int | None = None) -> Commitment:
     return Commitment(checkpoint.layout, leaves, commitment.root(checkpoint.layout, leaves))
 
 
+def commit_by(hasher: Hasher, checkpoint: HeldCheckpoint) -> Commitment:
+    """Have a checkpoint hashed.
+
+    Raises:
+        WeightsError: A tensor holds NaN or infinity; the error names it.
+    """
+    layout = checkpoint.layout
+    if name := checkpoint.not_finite():
+        raise _not_finite(name)
+    for at, tensor in enumerate(layout.tensors):
+        _check_truth(checkpoint.read(at, 0, tensor.size), tensor)
+    found = hasher.hashes(checkpoint, _table(layout))
+    leaves = [found[at : at + SIZE] for at in range(0, len(found), SIZE)]
+    return Commitment(layout, leaves, commitment.root(layout, leaves))
+
+
+@functools.lru_cache(maxsize=4)
+def _table(layout: Layout) -> bytes:
+    """What a hasher is to hash of a held checkpoint: its leaves."""
+    header = commitment.LEAF_HEADER.pack
+    return table_of(
+        (first + start, first + stop, header(0, at, start // CHUNK_BYTES, stop - start))
+        for at, (tensor, first) in enumerate(zip(layout.tensors, layout.offsets, strict=True))
+        for start in range(0, tensor.size, CHUNK_BYTES)
+        for stop in (min(start + CHUNK_BYTES, tensor.size),)
+    )
+
+
 def _pieces(layout: Layout) -> Iterator[tuple[int, int, int]]:
     for at, tensor in enumerate(layout.tensors):
         for start in range(0, tensor.size, PIECE_BYTES):
@@ -93,13 +126,8 @@ def _hash_piece(checkpoint: Checkpoint, tensor: int, start: int, stop: int) -> l
     data = memoryview(checkpoint.read(tensor, start, stop))
     spec = checkpoint.layout.tensors[tensor]
     if not dtypes.is_finite(data, spec.dtype):
-        raise WeightsError(
-            "the weights are not finite (NaN or infinity)",
-            place=spec.name,
-            advice="Training has diverged: lower the learning rate or the mark's strength.",
-        )
-    if spec.dtype == "BOOL" and max(data) > 1:
-        raise WeightsError("a truth value is neither 0 nor 1", place=spec.name)
+        raise _not_finite(spec.name)
+    _check_truth(data, spec)
     sha256, header = hashlib.sha256, commitment.LEAF_HEADER.pack
     chunks = [data[at : at + CHUNK_BYTES] for at in range(0, len(data), CHUNK_BYTES)]
     numbers = itertools.count(start // CHUNK_BYTES)
@@ -109,6 +137,19 @@ def _hash_piece(checkpoint: Checkpoint, tensor: int, start: int, stop: int) -> l
     for state, chunk in zip(states, chunks, strict=True):
         state.update(chunk)
     return [state.digest() for state in states]
+
+
+def _not_finite(name: str) -> WeightsError:
+    return WeightsError(
+        "the weights are not finite (NaN or infinity)",
+        place=name,
+        advice="Training has diverged: lower the learning rate or the mark's strength.",
+    )
+
+
+def _check_truth(data: memoryview, tensor: Tensor) -> None:
+    if tensor.dtype == "BOOL" and max(data, default=0) > 1:
+        raise WeightsError("a truth value is neither 0 nor 1", place=tensor.name)
 
 
 def diff(one: Commitment, other: Commitment) -> list[str]:

@@ -1,25 +1,12 @@
-"""Memory on the host that another process can see: without a name, so none can be left behind."""
+"""Memory on the host for copies of a state: another process can see it, and devices copy to it."""
 
 import contextlib
-import mmap
-import os
-import sys
-import tempfile
-import weakref
 
 import torch
 
-LARGE = 2**22
-"""From so many bytes on, memory is shared, so that another process can hash it."""
+from polo.weights.sharing import SharedMemory
 
-_SHARED_FOLDER = "/dev/shm"  # noqa: S108 - files there get no names
 _PORTABLE = 1
-
-
-def is_shared(size: int) -> bool:
-    """Whether memory of so many bytes is shared, if there is enough of it."""
-    # A program made from Python could not start Python, so nobody would be there to share it with.
-    return size >= LARGE and sys.platform == "linux" and not getattr(sys, "frozen", False)
 
 
 class Memory:
@@ -35,41 +22,26 @@ class Memory:
     """
 
     def __init__(self, size: int, *, pinned: bool = False) -> None:
-        self.handle = _memory_file(size) if is_shared(size) else None
+        shared = SharedMemory.of(size)
+        self.handle = shared.handle if shared else None
         self._registered = False
-        if self.handle is None:
+        if shared is None:
             self.tensor = torch.zeros(size, dtype=torch.uint8, device="cpu", pin_memory=pinned)
             return
-        weakref.finalize(self, os.close, self.handle)
-        self.tensor = torch.frombuffer(mmap.mmap(self.handle, size), dtype=torch.uint8)
+        self.tensor = torch.frombuffer(shared, dtype=torch.uint8)
         if pinned:
             self._registered = _register(self.tensor)
+
+    @property
+    def data(self) -> memoryview:
+        """The bytes, as others than torch look at them."""
+        return self.tensor.numpy().data
 
     def release(self) -> None:
         """Tell CUDA devices that they no longer copy there."""
         if self._registered:
             torch.cuda.cudart().cudaHostUnregister(self.tensor.data_ptr())
             self._registered = False
-
-
-def _memory_file(size: int) -> int | None:
-    """A file in memory that has no name; None if there can be none."""
-    try:
-        if hasattr(os, "memfd_create"):
-            # Is this process's memory, however small a container's shared folder may be.
-            handle = os.memfd_create("polo-snapshot")
-        else:
-            with tempfile.TemporaryFile(dir=_SHARED_FOLDER) as file:
-                handle = os.dup(file.fileno())
-    except OSError:
-        return None
-    try:
-        # Where there is no room, fail now: to fail at the first write is to be killed.
-        os.posix_fallocate(handle, 0, size)
-    except OSError:
-        os.close(handle)
-        return None
-    return handle
 
 
 def _register(tensor: torch.Tensor) -> bool:

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 
 import torch
 
-from polo.evidence.replay.hasher import Hasher
-from polo.evidence.replay.hashing import answer_size
 from polo.evidence.replay.measuring import Measuring
-from polo.evidence.replay.memory import Memory, is_shared
+from polo.evidence.replay.memory import Memory
 from polo.evidence.replay.record import Boundary
 from polo.evidence.replay.snapshot import Copy, Plan, Slot
 from polo.evidence.replay.state import NO_STATE, joined
+from polo.weights.hasher import Hasher
+from polo.weights.pieces import answer_size
+from polo.weights.sharing import is_shared
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import torch
 
-from polo.evidence.replay.hashing import table_of
 from polo.evidence.replay.memory import Memory
 from polo.evidence.replay.state import STEP, Tensors, pieces_of
 from polo.protocol.layout import Layout
+from polo.weights.pieces import table_of
 
 _ALIGNED = 64
 _CPU = torch.device("cpu")
@@ -132,7 +132,7 @@ class Plan:
     def _table(self, layout: Layout, spots: Sequence[Spot]) -> bytes:
         firsts = [self.bases[spot.device] + spot.start for spot in spots]
         return table_of(
-            (firsts[at] + start, firsts[at] + stop) for at, start, stop in pieces_of(layout)
+            (firsts[at] + start, firsts[at] + stop, b"") for at, start, stop in pieces_of(layout)
         )
 
 

@@ -107,7 +107,7 @@ def _weighed(
     with FileCheckpoint.canonical(path, layout) as checkpoint:
         untested = request["accuracy"] == "none" or not number
         looked_at = [] if untested else [number]
-        [one] = walking.seen(iter([(number, checkpoint)]), layout, looked_at=looked_at)
+        [one] = walking.seen(iter([(number, checkpoint)]), layout, count=1, looked_at=looked_at)
         if isinstance(one.root, PoloError):
             return {"passed": False, "detail": str(one.root)}
         if one.root != root:

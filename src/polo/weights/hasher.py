@@ -1,13 +1,14 @@
-"""Hashing beside training, in a process of its own.
+"""Hashing in a process of its own, beside training or beside others like it.
 
 Training's thread is often busy with Python all the time. Every hash that another thread of the
 same process computes takes the interpreter's lock from it and gives it back, so a snapshot of a
 hundred tensors costs training milliseconds. A process of its own has a lock of its own: all that
-remains here is a question and an answer.
+remains here is a question and an answer. For the same reason many threads that hash at once are
+hardly faster than a few, and many processes are.
 
-The process is a convenience. Where it cannot be had, and for states so small that it would not
-pay, threads of this process hash. They also take over when it dies or does not answer: the bytes
-are still here, the digests are the same, and training need not be lost for it.
+The process is a convenience. Where it cannot be had, and for so few bytes that it would not pay,
+threads of this process hash. They also take over when it dies or does not answer: the bytes are
+still here, the digests are the same, and neither training nor a verdict need be lost for it.
 """
 
 import logging
@@ -16,15 +17,27 @@ import socket
 import subprocess
 import sys
 import time
+from typing import Protocol
 
-from polo.evidence.replay import hashing
-from polo.evidence.replay.memory import Memory
+from polo.weights import pieces
 
 _PATIENCE = 60.0
 _SLOWEST = 2**24
 _INTERVAL = 5.0
 
-logger = logging.getLogger("polo.evidence")
+logger = logging.getLogger("polo.weights")
+
+
+class Readable(Protocol):
+    """Bytes, and the descriptor by which another process maps them; None if it cannot."""
+
+    @property
+    def data(self) -> memoryview:
+        """The bytes."""
+
+    @property
+    def handle(self) -> int | None:
+        """The descriptor."""
 
 
 class Hasher:
@@ -37,7 +50,7 @@ class Hasher:
     def __init__(self, threads: int | None = None) -> None:
         cores = os.cpu_count() or 1
         # Training needs the cores, too, and here the interpreter's lock.
-        self._here = hashing.Hashing(threads or (2 if cores >= 8 else 1))
+        self._here = pieces.Hashing(threads or (2 if cores >= 8 else 1))
         self._threads = threads or max(1, min(4, cores // 4))
         self._process: _Process | None = None
         self._lost = False
@@ -54,14 +67,14 @@ class Hasher:
             except OSError as error:
                 self._lose(error)
 
-    def hashes(self, memory: Memory, table: bytes) -> bytes:
+    def hashes(self, memory: Readable, table: bytes) -> bytes:
         """The hashes of the pieces that a table lists, one after the other."""
         if memory.handle is not None and self._process is not None:
             try:
-                return self._process.hashes(memory.handle, memory.tensor.numel(), table)
+                return self._process.hashes(memory.handle, len(memory.data), table)
             except OSError as error:
                 self._lose(error)
-        return self._here.hashes(memory.tensor.numpy().data, table)
+        return self._here.hashes(memory.data, table)
 
     def close(self) -> None:
         """End the process, and all threads."""
@@ -109,9 +122,9 @@ class _Process:
             OSError: There is no answer.
         """
         deadline = time.monotonic() + _PATIENCE + size / _SLOWEST
-        hashing.ask(self._connection, handle, table)
+        pieces.ask(self._connection, handle, table)
         found = b""
-        while missing := hashing.answer_size(table) - len(found):
+        while missing := pieces.answer_size(table) - len(found):
             more = self._received(missing, deadline)
             if not more:
                 raise ConnectionError(f"process {self._process.pid} does not answer")
@@ -137,4 +150,4 @@ class _Process:
 
 def command(threads: int) -> list[str]:
     """How the process is started: with the standard library, and nothing else that may be found."""
-    return [sys.executable or "", "-I", "-S", hashing.__file__, str(threads), str(os.getpid())]
+    return [sys.executable or "", "-I", "-S", pieces.__file__, str(threads), str(os.getpid())]

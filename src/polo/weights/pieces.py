@@ -5,8 +5,9 @@ so that neither this package nor what the working folder holds is imported. It e
 closes the connection, or is no more.
 
 A request is the size of a table, which carries the descriptor of a memory file, and the table:
-where each piece begins and ends. The answer is the hashes of all pieces in order. Nothing is kept
-between requests: when the parent lets go of memory, nobody else holds it.
+where each piece begins and ends, and what is hashed before it. The answer is the hashes of all
+pieces in order. Nothing is kept between requests: when the parent lets go of memory, nobody else
+holds it.
 """
 
 import contextlib
@@ -22,7 +23,7 @@ from hashlib import sha256
 
 _HASH_BYTES = 32
 _SIZE = struct.Struct("<Q")
-_PIECE = struct.Struct("<QQ")
+_PIECE = struct.Struct("<QQ24p")
 _LITTLE = 2**20
 _PATIENCE = 2.0
 
@@ -40,12 +41,15 @@ class Hashing:
 
     def hashes(self, memory: memoryview, table: bytes) -> bytes:
         """The hashes of the pieces that a table lists, one after the other."""
-        views = [memory[start:stop] for start, stop in _PIECE.iter_unpack(table)]
+        rows = list(_PIECE.iter_unpack(table))
+        views = [memory[start:stop] for start, stop, _ in rows]
         hashes = [b""] * len(views)
 
         def hash_some(indices: Iterable[int]) -> None:
             for index in indices:
-                hashes[index] = sha256(views[index]).digest()
+                state = sha256(rows[index][2])
+                state.update(views[index])
+                hashes[index] = state.digest()
 
         if self._threads == 1 or len(memory) < _LITTLE:
             hash_some(range(len(views)))
@@ -73,8 +77,8 @@ def _shared(views: Sequence[memoryview], threads: int) -> list[list[int]]:
     return parts
 
 
-def table_of(pieces: Iterable[tuple[int, int]]) -> bytes:
-    """The table of some pieces: the first byte and the end of each."""
+def table_of(pieces: Iterable[tuple[int, int, bytes]]) -> bytes:
+    """The table of some pieces: first byte, end, and up to 23 bytes that are hashed before it."""
     return b"".join(_PIECE.pack(*piece) for piece in pieces)
 
 
@@ -108,7 +112,7 @@ def serve(connection: socket.socket, threads: int, parent: int) -> None:
     Raises:
         ConnectionError: The connection has ended in the middle of something.
     """
-    hashing = Hashing(threads)
+    own = Hashing(threads)
     while True:
         # Whoever the parent forks holds its end of the connection, too: when the parent ends, the
         # connection need not.
@@ -123,7 +127,7 @@ def serve(connection: socket.socket, threads: int, parent: int) -> None:
         with mmap.mmap(handles[0], 0, prot=mmap.PROT_READ) as memory:
             os.close(handles[0])
             with memoryview(memory) as view:
-                answer = hashing.hashes(view, table)
+                answer = own.hashes(view, table)
         connection.sendall(answer)
 
 
