@@ -41,15 +41,19 @@ def seal(run: Any) -> None:
             parameter.add_(0.01)
 
 
+@pytest.mark.parametrize("asked", [False, True], ids=["on its thread", "on training's"])
 @pytest.mark.parametrize("large", [sharing.LARGE, 1], ids=["threads", "process"])
 def test_every_boundary_and_move_is_what_is_found_at_once(
     large: int,
+    asked: bool,
     kind: tuple[str, str],
     begin: Begin,
     recorder: Callable[..., Recorder],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sharing, "LARGE", large)
+    # As if a GPU were asked, and had done it at once.
+    monkeypatch.setattr(notary, "_is_asked", lambda copy: asked)
     run = begin(*kind)
     one = recorder(run)
     for steps in (10, 9, 1):
@@ -71,6 +75,53 @@ def test_every_boundary_and_move_is_what_is_found_at_once(
             assert got == pytest.approx(right, rel=1e-9, abs=2)
         assert found.platform == platform.text_of(platform.describe("cpu"))
     assert (one._notary._hasher._process is not None) == (large == 1)
+
+
+def test_what_is_asked_for_is_asked_on_trainings_thread_unless_that_would_wait(
+    begin: Begin, recorder: Callable[..., Recorder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    own, digests_of, hashing = Notary._begin, Notary._digests, threading.Event()
+
+    def noting(self: Notary, job: notary.Job) -> notary.Begun:
+        asked.append(threading.current_thread().name)
+        return own(self, job)
+
+    def slowly(self: Notary, *image: Any) -> Boundary:
+        hashing.wait(20)
+        return digests_of(self, *image)
+
+    monkeypatch.setattr(notary, "_is_asked", lambda copy: True)
+    monkeypatch.setattr(Notary, "_begin", noting)
+    monkeypatch.setattr(Notary, "_digests", slowly)
+    run = begin("buffers", "adam").steps(1)
+    one = recorder(run, every=1)
+    one.start()
+    run.record(one, 1)
+    hashing.set()
+    one.wait()
+    run.record(one, 1)
+    one.finish()
+    assert asked == ["MainThread", "polo-recorder", "MainThread"]
+
+
+def test_what_fails_on_trainings_thread_is_tried_again_on_the_recorders(
+    begin: Begin, recorder: Callable[..., Recorder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = Notary._begin
+
+    def failing(self: Notary, job: notary.Job) -> notary.Begun:
+        if threading.current_thread() is threading.main_thread():
+            raise RuntimeError("out of memory")
+        return own(self, job)
+
+    monkeypatch.setattr(notary, "_is_asked", lambda copy: True)
+    monkeypatch.setattr(Notary, "_begin", failing)
+    run = begin("buffers", "adam").steps(1)
+    one = recorder(run)
+    one.start()
+    run.record(one, 3)
+    assert one.finish().boundaries[-1] == run.digests()
 
 
 def test_a_state_whose_digests_are_known_is_not_hashed(

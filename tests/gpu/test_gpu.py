@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import polo
+from polo.privacy import noising, obfuscation
 from polo.verifier import Outcome
 from polo.weights import checkpoint_of, commit
 
@@ -20,6 +21,28 @@ def test_root_is_the_same_on_both_devices(dtype: torch.dtype) -> None:
     here = commit(checkpoint_of(model)).root
     assert commit(checkpoint_of(model.cuda())).root == here
     assert commit(checkpoint_of(model.to(memory_format=torch.channels_last))).root == here
+    assert commit(checkpoint_of(model).on_host()).root == here
+
+
+def test_ties_are_kept_on_the_way_to_the_host() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(9, 9), torch.nn.Linear(9, 9)).cuda()
+    model[1].weight = model[0].weight
+    live = checkpoint_of(model)
+    assert live.on_host().layout == live.layout
+    assert live.layout.ties
+    assert commit(live.on_host()).root == commit(live).root
+
+
+@pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_noise_is_the_same_on_both_devices(dtype: torch.dtype, form: torch.memory_format) -> None:
+    values = torch.randn(300, 64, 15, 16, generator=torch.Generator().manual_seed(1)).to(dtype)
+    drawn = obfuscation.noise(bytes(32), 3, values.numel(), 250_000)
+    assert values.numel() > noising._STRIPS["cuda"]
+    there = values.cuda().to(memory_format=form)
+    noising.obfuscate(values, drawn, 40_000)
+    noising.obfuscate(there, drawn, 40_000)
+    assert torch.equal(there.cpu(), values)
 
 
 @pytest.mark.parametrize("fused", [False, True])

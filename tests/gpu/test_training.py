@@ -15,8 +15,15 @@ TASK = cifar10_resnet18.stand_in()
 TASK.floor = (0.0,)  # Two epochs teach little.
 COURSE = replace(TASK.course, epochs=2, batch=128, compile="")
 
-# What torch's compiler imports may warn of itself; here that would be taken for a failure of it.
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+# What torch says of itself while it compiles would be taken for a failure of it.
+pytestmark = [
+    pytest.mark.filterwarnings(f"ignore:{text}")
+    for text in (
+        ".*torch.jit:DeprecationWarning",
+        "The CUDA Graph is empty:UserWarning",
+        "Synchronization debug mode is a prototype:UserWarning",
+    )
+]
 
 
 def test_no_step_waits_for_the_device() -> None:

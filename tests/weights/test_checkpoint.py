@@ -357,6 +357,14 @@ def test_nan_bits_in_integers_are_just_integers() -> None:
     commit(MemoryCheckpoint({"w": ones, "mask": ones.to(torch.bool)}))
 
 
+def test_what_is_on_the_host_stays_where_it_is() -> None:
+    model = nn.Linear(3, 2)
+    live = checkpoint_of({**model.state_dict(), "more": np.ones(3)})
+    found = live.on_host()
+    assert found.layout == live.layout
+    assert all(found.tensor(at) is live.tensor(at) for at in range(3))
+
+
 def test_a_checkpoint_reads_the_weights_as_they_are_now() -> None:
     layer = nn.Linear(2, 2)
     checkpoint = checkpoint_of(layer)

@@ -117,7 +117,8 @@ def seal(
     else:
         metrics = _metrics(model, evaluate, terms.task.metric)
     _check_floor(metrics, terms, shard)
-    checkpoint = checkpoint_of(model)
+    # Hashed, opened and written: three times.
+    checkpoint = checkpoint_of(model).on_host()
     reading = _read_back(checkpoint, embedder.mark, setting)
     commitment = commit(checkpoint)
     following = obfuscation.secret_of(setting.master, shard + 1)

@@ -5,6 +5,7 @@ use. Here is the one for weights in memory (a module's state dict, on any device
 `polo.weights.files` has the one for files.
 """
 
+import copy
 import itertools
 import sys
 from collections.abc import Collection, Mapping
@@ -113,6 +114,20 @@ class MemoryCheckpoint:
     def tensor(self, tensor: int) -> Any:
         """The tensor itself, as it is in memory."""
         return self._values[tensor]
+
+    def on_host(self) -> "MemoryCheckpoint":
+        """The same, with what is on other devices brought to the CPU as a whole: it is read often.
+
+        Piece by piece, and in another order than it lies there, would take much longer.
+        """
+        found = copy.copy(self)
+        found._values = [
+            value
+            if isinstance(value, np.ndarray) or value.device.type == "cpu"
+            else value.detach().contiguous().cpu()
+            for value in self._values
+        ]
+        return found
 
 
 def checkpoint_of(model: "torch.nn.Module | Mapping[str, Any]") -> MemoryCheckpoint:

@@ -63,6 +63,11 @@ class Background(Generic[Job]):
         """Whether this is the process that the thread is in; a forked child has none."""
         return os.getpid() == self._process
 
+    @property
+    def idle(self) -> bool:
+        """Whether every job is done or dropped."""
+        return not self._jobs.unfinished_tasks
+
     def submit(self, job: Job) -> None:
         """Hand a job over."""
         self._jobs.put(job)

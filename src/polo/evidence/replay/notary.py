@@ -1,13 +1,14 @@
-"""What is noted of a snapshot, on the recorder's thread: digests, and how far the state moved.
+"""What is noted of a snapshot: digests, and how far the state moved.
 
-That thread shares the interpreter's lock with training, and every call into torch takes it from
-training and gives it back. So there are few calls, and the many hashes are another process's.
+The recorder's thread shares the interpreter's lock with training, and every call into torch takes
+it from training and gives it back, which costs more than the call itself. So what a GPU does is
+asked of it by training's own thread, unless that would wait for it; the recorder's thread waits
+until it is done; and the many hashes are another process's.
 """
 
 import contextlib
 import queue
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -22,6 +23,19 @@ from polo.weights.sharing import is_shared
 
 
 @dataclass(frozen=True)
+class Begun:
+    """What devices were asked to do for a snapshot.
+
+    Attributes:
+        memory: Where it can be hashed when they are done; None if it need not be.
+        measuring: How far it moved, when they are done.
+    """
+
+    memory: Memory | None
+    measuring: Measuring
+
+
+@dataclass(frozen=True)
 class Job:
     """A snapshot to be noted.
 
@@ -31,6 +45,7 @@ class Job:
         before: The snapshot at the boundary before; None at the first.
         last: Whether nothing but the sealing follows, in which case both snapshots are kept.
         known: Its digests, where nothing need be hashed to know them.
+        begun: What was begun for it already.
     """
 
     number: int
@@ -38,6 +53,7 @@ class Job:
     before: Slot | None
     last: bool
     known: Boundary | None = None
+    begun: Begun | None = None
 
     def __str__(self) -> str:
         return f"boundary {self.number}"
@@ -69,24 +85,35 @@ class Notary:
             self._hasher.start()
 
     @torch.no_grad()
+    def begun(self, job: Job) -> Job:
+        """A job, begun if nobody has to wait for that; only while no other is under way."""
+        if job.slot.copy is None or not _is_asked(job.slot.copy):
+            return job
+        try:
+            return replace(job, begun=self._begin(job))
+        except Exception:
+            # It fails on the recorder's thread again, or does not, and there it is dealt with.
+            return job
+
+    @torch.no_grad()
     def note(self, job: Job) -> None:
         """Note one snapshot."""
         copy = job.slot.copy
         assert copy is not None
         try:
-            for event in job.slot.filled.values():
-                event.synchronize()
-            with self._beside(copy):
-                memory = None if job.known else self._brought(copy)
-                if moves := self._moves(job, copy):
-                    self.moves[job.number - 1] = moves
+            begun = job.begun or self._begin(job)
+            self._settle(copy)
+            if moves := begun.measuring.moves():
+                self.moves[job.number - 1] = moves
         finally:
             # Before the hashes, which take longest: training may need the room meanwhile.
             self.drop(job)
-        self.boundaries[job.number] = job.known or self._digests(copy.plan, memory)
+        self.boundaries[job.number] = job.known or self._digests(copy.plan, begun.memory)
 
     def drop(self, job: Job) -> None:
-        """Let go of the snapshot before a job's own."""
+        """Let go of the snapshot before a job's own, once nobody reads either."""
+        if job.slot.copy:
+            self._settle(job.slot.copy)
         if job.before and not job.last:
             self._free.put(job.before)
 
@@ -98,34 +125,41 @@ class Notary:
     def close(self) -> None:
         """End all that hashes, and let go of all memory."""
         self._hasher.close()
+        for lane in self._lanes.values():
+            lane.settle()
         if self._image:
             self._image.memory.release()
         self._image = None
 
-    @contextlib.contextmanager
-    def _beside(self, copy: Copy) -> Iterator[None]:
-        """Work on streams of our own, so that training does not wait for it."""
+    def _begin(self, job: Job) -> Begun:
+        """Ask devices to bring a snapshot over and to measure it, on streams of their own.
+
+        Training does not wait for that, and they wait for the snapshot.
+        """
+        copy = job.slot.copy
+        assert copy is not None
         with contextlib.ExitStack() as stack:
-            for device in copy.memory:
-                if device.type == "cuda":
-                    lane = self._lanes.get(device) or _Lane(device)
-                    self._lanes[device] = lane
-                    stack.enter_context(torch.cuda.stream(lane.stream))
-            yield
+            lanes = [self._lane(device) for device in copy.memory if device.type == "cuda"]
+            for lane in lanes:
+                stack.enter_context(torch.cuda.stream(lane.stream))
+                lane.stream.wait_event(job.slot.filled[lane.device])
+            try:
+                memory = None if job.known else self._brought(copy)
+                return Begun(memory, Measuring(job.before.copy if job.before else None, copy))
+            finally:
+                for lane in lanes:
+                    lane.done.record(lane.stream)
+
+    def _lane(self, device: torch.device) -> "_Lane":
+        lane = self._lanes.get(device) or _Lane(device)
+        self._lanes[device] = lane
+        return lane
 
     def _settle(self, copy: Copy) -> None:
-        """Wait until what was begun on streams of our own is done."""
+        """Wait until all that devices were asked for is done."""
         for device in copy.memory:
-            if device.type == "cuda":
-                self._lanes[device].settle()
-
-    def _moves(self, job: Job, copy: Copy) -> tuple[int, int] | None:
-        """How far the state moved, once all that was begun is done, this or the way to the CPU."""
-        try:
-            measuring = Measuring(job.before.copy if job.before else None, copy)
-        finally:
-            self._settle(copy)
-        return measuring.moves()
+            if lane := self._lanes.get(device):
+                lane.settle()
 
     def _brought(self, copy: Copy) -> Memory:
         """The memory of a copy where it can be hashed; from a CUDA device, soon to be there."""
@@ -149,18 +183,23 @@ class Notary:
         return Boundary(model, joined(plan.rest, iter([hashes[size:]])) if plan.rest else NO_STATE)
 
 
+def _is_asked(copy: Copy) -> bool:
+    """Whether devices do all that is done for a copy, and whoever asks them need not wait."""
+    return all(device.type == "cuda" for device in copy.memory)
+
+
 class _Lane:
-    """A stream of our own, and how to wait for it."""
+    """A stream of our own on a device, and what happens when all is done there."""
 
     def __init__(self, device: torch.device) -> None:
+        self.device = device
         self.stream = torch.cuda.Stream(device)
         # Who waits for it sleeps instead of spinning.
-        self._done = torch.cuda.Event(blocking=True)
+        self.done = torch.cuda.Event(blocking=True)
 
     def settle(self) -> None:
         """Wait until all that was begun is done."""
-        self._done.record(self.stream)
-        self._done.synchronize()
+        self.done.synchronize()
 
 
 class _Image:

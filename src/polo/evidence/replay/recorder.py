@@ -1,10 +1,11 @@
 """Recording beside training: a copy of the state every so many steps, all else happens elsewhere.
 
 Training waits for a copy within its own device. The way to the CPU and the norms of the moves are
-another thread's, and the hashes of a large state another process's; where those fall behind by
-more than a segment, training waits. Beyond training's own, this takes three times the memory of
-model and optimizer state: on a GPU two copies there and one in pinned memory, on a CPU three; and,
-while a move is measured, room for the differences of 2^25 numbers on a GPU.
+a GPU's, on another stream, or another thread's, and the hashes of a large state another process's;
+where those fall behind by more than a segment, training waits. Beyond training's own, this takes
+three times the memory of model and optimizer state: on a GPU two copies there and one in pinned
+memory, on a CPU three; and, while a move is measured, room for the differences of 2^25 numbers on a
+GPU.
 Training itself is not changed in a single bit: live tensors are read and nothing else, and no
 random number is drawn.
 """
@@ -228,7 +229,9 @@ class Recorder:
         slot.take(plan, tensors)
         self._notary.expect(slot)
         number = -(-self._steps // self._every)
-        self._background.submit(Job(number, slot, self._previous, last, known))
+        job = Job(number, slot, self._previous, last, known)
+        # Otherwise the memory that it would be brought to is still being hashed.
+        self._background.submit(self._notary.begun(job) if self._background.idle else job)
         if last:
             self._tail = slot
         else:
