@@ -1,6 +1,7 @@
 """Sealing a shard as one act: edited, committed to and written, or as if nothing had been."""
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -118,9 +119,9 @@ class Sealer:
             record = replace(record, evidence={LEVEL: recorded.digest})
             evidence[evidence_path(LEVEL, nonce.shard)] = recorded.encode()
             self._recording.keep_rest(self._writer.state_path, nonce.shard)
-        path = self._writer.training_state(nonce.shard)
-        state.write_state(path, training.state(root, total))
-        self._writer.seal(record, done.checkpoint, opening, nonce, evidence)
+        path, tree = self._writer.training_state(nonce.shard), training.state(root, total)
+        kept = partial(state.write_state, path, tree)
+        self._writer.seal(record, done.checkpoint, opening, nonce, evidence, beside=kept)
         return record
 
     def _setting(self, training: Training, nonce: Nonce) -> Setting:

@@ -17,7 +17,8 @@ import os
 import re
 import secrets
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
@@ -154,18 +155,32 @@ class ProofWriter:
         opening: Opening,
         nonce: Nonce,
         evidence: Mapping[str, bytes] | None = None,
+        *,
+        beside: Callable[[], None] = lambda: None,
     ) -> None:
-        """Add a sealed shard, with the records of further levels by path."""
+        """Add a sealed shard.
+
+        Args:
+            shard: Its record.
+            checkpoint: Its weights.
+            opening: What its mark is read from.
+            nonce: Its nonce.
+            evidence: Records of further levels, by path.
+            beside: Writes what must be on disk before the shard exists, on another thread.
+        """
         manifest = self._begun()
         number = shard.shard
         files = {file.path: file for file in manifest.files}
-        for file in (
-            self._put_checkpoint(number, checkpoint),
-            self._put(opening_path(number), openings.encode(opening)),
-            self._put(nonce_path(number), nonce.to_bytes()),
-            *(self._put(path, data) for path, data in (evidence or {}).items()),
-        ):
-            files[file.path] = file
+        with ThreadPoolExecutor(1) as pool:
+            meanwhile = pool.submit(beside)
+            for file in (
+                self._put_checkpoint(number, checkpoint),
+                self._put(opening_path(number), openings.encode(opening)),
+                self._put(nonce_path(number), nonce.to_bytes()),
+                *(self._put(path, data) for path, data in (evidence or {}).items()),
+            ):
+                files[file.path] = file
+            meanwhile.result()
         if not _is_live(manifest):
             self._retire(number, files, checkpoint.layout)
         shards = (*manifest.shards, shard)
