@@ -10,6 +10,7 @@ import torch
 import polo
 from polo.errors import ChainError, StoreError, WeightsError
 from polo.prover.training import Training
+from polo.storage import state
 from polo.storage.folder import MANIFEST_FILE, ProofFolder
 
 Enrol = Callable[..., polo.OfflineEnrolment]
@@ -72,8 +73,8 @@ def test_an_interrupt_after_the_shard_is_written(
     run.epoch()
     write = run.prover._writer.seal
 
-    def interrupted(*arguments: Any) -> None:
-        write(*arguments)
+    def interrupted(*arguments: Any, **named: Any) -> None:
+        write(*arguments, **named)
         monkeypatch.undo()
         raise KeyboardInterrupt
 
@@ -99,6 +100,28 @@ def test_a_failed_sealing_leaves_the_model_as_it_was(run: Any, task: Any) -> Non
             run.prover.end_epoch(evaluate=broken)
     assert all(map(torch.equal, before, weights(run)))
     run.prover.close()
+
+
+def test_where_the_training_state_finds_no_room_no_shard_is_sealed(
+    run: Any, issuer: polo.Identity, task: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.attach()
+    run.epoch()
+    task.train_epoch(run.model, run.optimizer)
+    before = weights(run)
+
+    def full(*_: Any) -> None:
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(state, "write_state", full)
+        with pytest.raises(OSError, match="no space"):
+            run.prover.end_epoch()
+    assert run.prover.shards == 1
+    assert all(map(torch.equal, before, weights(run)))
+    run.prover.end_epoch()
+    assert run.prover.finish().shards == 2
+    assert accepted(run, issuer, task)
 
 
 @pytest.mark.parametrize("value", [None, "good", [1], torch.zeros(2), {1: 2.0}, {"a": None}])
