@@ -19,7 +19,7 @@ import torch
 import polo
 from polo.storage import atomic
 
-EPOCHS = 60
+EPOCHS = 400
 
 
 def main() -> None:

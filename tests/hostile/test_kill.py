@@ -81,7 +81,7 @@ def crashes(
     enrol: Callable[..., polo.OfflineEnrolment],
 ) -> Iterator[Crashes]:
     alice.save(tmp_path / "alice.key")
-    enrol(shards=60).save(tmp_path / "enrolment")
+    enrol(shards=400).save(tmp_path / "enrolment")
     crashes = Crashes(tmp_path, request.param)
     yield crashes
     crashes.close()

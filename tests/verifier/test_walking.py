@@ -89,7 +89,7 @@ def test_every_checkpoint_comes_with_its_root_and_stays_while_it_is_looked_at(
 
 @pytest.mark.usefixtures("much")
 def test_two_rooms_are_enough(files: list[Path]) -> None:
-    walk = walking.seen(kept(files), LAYOUT, count=COUNT, looked_at=range(COUNT))
+    walk = walking.seen(kept(files), LAYOUT, count=COUNT, looked_at=range(COUNT), threads=1)
     rooms = [one.checkpoint.data.obj for one in walk]  # type: ignore[attr-defined]
     assert len(set(map(id, rooms))) == 2
 
@@ -106,7 +106,7 @@ def test_where_nothing_is_looked_at_few_are_in_memory(files: list[Path], threads
 def test_large_ones_are_hashed_one_after_the_other(
     files: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(walking, "MOST_HELD", LAYOUT.size)
+    monkeypatch.setattr(walking, "MOST_HELD", LAYOUT.size - 1)
     walk = walking.seen(kept(files), LAYOUT, count=COUNT, looked_at=(), threads=3)
     assert not any(isinstance(one.checkpoint, HeldCheckpoint) for one in walk)
 

@@ -1,9 +1,8 @@
-"""The stored checkpoints, newest to oldest, each hashed while the one before is looked at.
+"""The stored checkpoints, newest to oldest, the next ones hashed while one is looked at.
 
 Hashing needs processors and no lock of the interpreter, and a test of a model mostly waits for a
-GPU: one after the other they take as long as both, side by side as long as the longer one. Where
-nothing is looked at, a few checkpoints are hashed at a time. If there is much to hash, processes of
-their own do it, which do not even ask for the lock.
+GPU: one after the other they take as long as both, side by side as long as the longer one. If there
+is much to hash, processes of their own do it, which do not even ask for the lock.
 """
 
 import contextlib
@@ -43,8 +42,8 @@ class Seen:
 
     Attributes:
         number: Number of its shard.
-        checkpoint: It, for whoever looks at it; if its root could not be computed, or if it was not
-            to be looked at, it may be closed already. If it is held in memory, what was hashed is
+        checkpoint: It, for whoever looks at it until the next one is asked for; if its root could
+            not be computed, it may be closed already. If it is held in memory, what was hashed is
             what it is.
         root: Its root, or why it could not be computed.
     """
@@ -70,74 +69,44 @@ def seen(
         layout: Their layout.
         count: How many they are.
         looked_at: Shards whose checkpoints are looked at, and not at their roots alone.
-        keeping: Whether who looks at a checkpoint may keep it; then all of those are in memory.
+        keeping: Whether who looks at a checkpoint may keep it; then all of those stay in memory.
         threads: Threads or processes for hashing.
     """
     small = layout.size <= MOST_HELD
+    if keeping or not small:
+        found = _one_by_one(kept, looked_at if keeping else (), threads)
+        return ahead(found) if small and looked_at else found
     much = is_shared(layout.size) and count * layout.size >= MUCH
-    usual = min(_MOST_THREADS, os.cpu_count() or 1) if much else usual_threads()
-    # Beside those that are hashed, one is handed out.
-    together = min(threads or usual, 2 * MOST_HELD // max(1, layout.size) - 1)
-    if not looked_at and together > 1:
-        return _hashed(kept, together, by_processes=much)
-    if small and not keeping:
-        found = _held(kept, looked_at, threads, by_process=much)
-    else:
-        found = _unhurried(kept, looked_at if keeping else (), threads)
-    return ahead(found) if small and looked_at else found
+    usual = threads or (min(_MOST_THREADS, os.cpu_count() or 1) if much else usual_threads())
+    # Beside those that are hashed, one is looked at.
+    together = max(1, min(usual, count, 2 * MOST_HELD // max(1, layout.size) - 1))
+    return _side_by_side(kept, together, usual // together, by_processes=much)
 
 
-def _unhurried(
-    kept: Iterator[tuple[int, FileCheckpoint]], looked_at: Collection[int], threads: int | None
+def _one_by_one(
+    kept: Iterator[tuple[int, FileCheckpoint]], held: Collection[int], threads: int | None
 ) -> Iterator[Seen]:
-    """Every checkpoint with its root, those that are looked at in memory of their own."""
+    """Every checkpoint with its root, and some of them in memory of their own."""
     for number, checkpoint in kept:
         own: Checkpoint = checkpoint
         try:
-            if number in looked_at:
+            if number in held:
                 own = checkpoint.held()
             yield Seen(number, own, commit(own, threads=threads).root)
         except PoloError as error:
             yield Seen(number, own, error)
 
 
-def _held(
-    kept: Iterator[tuple[int, FileCheckpoint]],
-    looked_at: Collection[int],
-    threads: int | None,
-    *,
-    by_process: bool,
+def _side_by_side(
+    kept: Iterator[tuple[int, FileCheckpoint]], together: int, threads: int, *, by_processes: bool
 ) -> Iterator[Seen]:
-    """The same, in the memory of the one before the last, which nobody looks at any more."""
-    rooms: deque[memoryview] = deque()
+    """Every checkpoint with its root, in memory that is used again.
 
-    def room(size: int) -> memoryview:
-        rooms.append(rooms.popleft() if len(rooms) == 2 else _room(size, shared=by_process))
-        return rooms[-1]
-
-    with contextlib.closing(Hasher(threads or usual_threads())) as hasher:
-        if by_process:
-            hasher.start()
-        for number, checkpoint in kept:
-            own: Checkpoint = checkpoint
-            try:
-                if number in looked_at:
-                    own = checkpoint.held(room)
-                if by_process and isinstance(own, HeldCheckpoint):
-                    yield Seen(number, own, commit_by(hasher, own).root)
-                else:
-                    yield Seen(number, own, commit(own, threads=threads).root)
-            except PoloError as error:
-                yield Seen(number, own, error)
-
-
-def _hashed(
-    kept: Iterator[tuple[int, FileCheckpoint]], count: int, *, by_processes: bool
-) -> Iterator[Seen]:
-    """Every checkpoint with its root, which is all that is asked of it.
-
-    Each thread reads and hashes a checkpoint of its own, or has a process of its own hash it; what
-    is left to do between two of them is done beside the others' hashing.
+    Args:
+        kept: The checkpoints.
+        together: How many are read and hashed at a time, each by a thread of its own.
+        threads: How many threads hash one of them, here or in that one's process.
+        by_processes: Whether processes hash.
     """
     free: list[memoryview] = []
     hashers: queue.SimpleQueue[Hasher] = queue.SimpleQueue()
@@ -156,21 +125,21 @@ def _hashed(
         try:
             with file:
                 own = held = file.held(room)
-            by = commit_by(hasher, held) if by_processes else commit(held, threads=1)
-            return Seen(number, own, by.root)
+            done = commit_by(hasher, held) if by_processes else commit(held, threads=threads)
+            return Seen(number, own, done.root)
         except PoloError as error:
             return Seen(number, own, error)
         finally:
             hashers.put(hasher)
 
     with contextlib.ExitStack() as stack:
-        for _ in range(count):
-            hasher = stack.enter_context(contextlib.closing(Hasher(1)))
+        for _ in range(together):
+            hasher = stack.enter_context(contextlib.closing(Hasher(threads)))
             if by_processes:
                 hasher.start()
             hashers.put(hasher)
         files = ((number, stack.enter_context(checkpoint.again())) for number, checkpoint in kept)
-        outcomes = at_once(look, _with_its_end(files), count, most=count)
+        outcomes = at_once(look, _with_its_end(files), together, most=together)
         # Entered last, so that it ends first: its threads use all of the above.
         for _, coming in stack.enter_context(contextlib.closing(outcomes)):
             one = coming.result()
