@@ -233,6 +233,22 @@ def test_what_stands_before_a_piece_is_hashed_before_it(one: Hasher, image: Memo
     assert one.hashes(image, table_of(rows)) == b"".join(wanted)
 
 
+def test_what_stands_before_a_piece_is_not_cut() -> None:
+    with pytest.raises(ValueError, match="24 bytes"):
+        table_of([(0, 1, bytes(24))])
+
+
+def test_memory_that_cannot_be_mapped_is_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = open_files()
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise OSError("cannot allocate memory")
+
+    monkeypatch.setattr(sharing.SharedMemory, "__new__", refused)
+    assert Memory(LARGE).handle is None
+    assert open_files() == files
+
+
 def test_long_tables_pass(one: Hasher, image: Memory) -> None:
     pieces = [(at, at + 3) for at in range(60_000)]
     assert one.hashes(image, listed(pieces)) == right(image, pieces)

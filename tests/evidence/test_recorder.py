@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from polo.evidence.replay.record import Boundary
 from polo.evidence.replay.recorder import Recorder
 from polo.weights import pieces, sharing
 from polo.weights.checkpoint import MemoryCheckpoint
+from polo.weights.hasher import Hasher
 
 Begin = Callable[..., Any]
 Threads = Callable[[], list[threading.Thread]]
@@ -41,11 +43,11 @@ def seal(run: Any) -> None:
             parameter.add_(0.01)
 
 
-@pytest.mark.parametrize("asked", [False, True], ids=["on its thread", "on training's"])
+@pytest.mark.parametrize("asking", [False, True], ids=["on a thread", "in stages"])
 @pytest.mark.parametrize("large", [sharing.LARGE, 1], ids=["threads", "process"])
 def test_every_boundary_and_move_is_what_is_found_at_once(
     large: int,
-    asked: bool,
+    asking: bool,
     kind: tuple[str, str],
     begin: Begin,
     recorder: Callable[..., Recorder],
@@ -53,7 +55,7 @@ def test_every_boundary_and_move_is_what_is_found_at_once(
 ) -> None:
     monkeypatch.setattr(sharing, "LARGE", large)
     # As if a GPU were asked, and had done it at once.
-    monkeypatch.setattr(notary, "_is_asked", lambda copy: asked)
+    monkeypatch.setattr(Notary, "is_asking", lambda *_: asking)
     run = begin(*kind)
     one = recorder(run)
     for steps in (10, 9, 1):
@@ -77,50 +79,104 @@ def test_every_boundary_and_move_is_what_is_found_at_once(
     assert (one._notary._hasher._process is not None) == (large == 1)
 
 
-def test_what_is_asked_for_is_asked_on_trainings_thread_unless_that_would_wait(
-    begin: Begin, recorder: Callable[..., Recorder], monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def in_stages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large states are noted by training's own thread, as where a GPU does what takes time."""
+    monkeypatch.setattr(sharing, "LARGE", 1)
+    monkeypatch.setattr(
+        Notary, "is_asking", lambda self, _: self._hasher.start() or self._hasher.elsewhere
+    )
+
+
+@pytest.mark.usefixtures("in_stages")
+def test_training_passes_by_and_nobody_waits(
+    begin: Begin, recorder: Callable[..., Recorder]
 ) -> None:
-    asked: list[str] = []
-    own, digests_of, hashing = Notary._begin, Notary._digests, threading.Event()
-
-    def noting(self: Notary, job: notary.Job) -> notary.Begun:
-        asked.append(threading.current_thread().name)
-        return own(self, job)
-
-    def slowly(self: Notary, *image: Any) -> Boundary:
-        hashing.wait(20)
-        return digests_of(self, *image)
-
-    monkeypatch.setattr(notary, "_is_asked", lambda copy: True)
-    monkeypatch.setattr(Notary, "_begin", noting)
-    monkeypatch.setattr(Notary, "_digests", slowly)
     run = begin("buffers", "adam").steps(1)
-    one = recorder(run, every=1)
+    one = recorder(run, every=100)
+    before = threading.active_count()
     one.start()
+    process = one._notary._hasher._process
     run.record(one, 1)
-    hashing.set()
-    one.wait()
-    run.record(one, 1)
-    one.finish()
-    assert asked == ["MainThread", "polo-recorder", "MainThread"]
+    assert one._notary.boundaries.keys() <= {0}
+    deadline = time.monotonic() + 20
+    while not one._notary.boundaries and time.monotonic() < deadline:
+        run.record(one, 1)
+    assert threading.active_count() == before
+    os.kill(process._process.pid, signal.SIGSTOP)
+    one.end()
+    run.record(one, 3)
+    assert len(one._notary.boundaries) == 1, "its process sleeps, and training goes on"
+    os.kill(process._process.pid, signal.SIGCONT)
+    digests = run.digests()
+    assert one.finish().boundaries[-1] == digests
 
 
-def test_what_fails_on_trainings_thread_is_tried_again_on_the_recorders(
-    begin: Begin, recorder: Callable[..., Recorder], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("in_stages")
+def test_a_process_that_dies_is_followed_by_a_thread_and_then_by_another(
+    begin: Begin, recorder: Callable[..., Recorder], threads: Threads
 ) -> None:
-    own = Notary._begin
-
-    def failing(self: Notary, job: notary.Job) -> notary.Begun:
-        if threading.current_thread() is threading.main_thread():
-            raise RuntimeError("out of memory")
-        return own(self, job)
-
-    monkeypatch.setattr(notary, "_is_asked", lambda copy: True)
-    monkeypatch.setattr(Notary, "_begin", failing)
     run = begin("buffers", "adam").steps(1)
     one = recorder(run)
     one.start()
+    os.kill(one._notary._hasher._process._process.pid, signal.SIGKILL)
+    run.record(one, 4)
+    found = one.finish().boundaries
+    assert (len(found), found[-1]) == (3, run.digests())
+    assert not threads()
+    one.start()
+    assert threads()
     run.record(one, 3)
+    assert one.finish().boundaries[-1] == run.digests()
+    one.start()
+    assert not threads()
+    run.record(one, 3)
+    assert one.finish().boundaries[-1] == run.digests()
+
+
+@pytest.mark.usefixtures("in_stages")
+@pytest.mark.parametrize("error", [RuntimeError("out of memory"), KeyboardInterrupt()])
+@pytest.mark.parametrize("where", ["_begin", "_settle"])
+def test_what_fails_in_a_stage_is_told(
+    where: str, error: BaseException, begin: Begin, recorder: Callable[..., Recorder]
+) -> None:
+    run = begin("buffers", "adam").steps(1)
+    one = recorder(run, every=1)
+    one.start()
+    one.wait()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(one._notary, where, Mock(side_effect=error))
+        if isinstance(error, KeyboardInterrupt):
+            with pytest.raises(KeyboardInterrupt):
+                run.record(one, 2)
+        else:
+            with pytest.raises(WeightsError, match="out of memory"):
+                run.record(one, 3)
+    with pytest.raises((WeightsError, ChainError), match=r"could not be recorded|interrupted"):
+        run.record(one, 1)
+    one.start()
+    run.record(one, 2)
+    assert one.finish().boundaries[-1] == run.digests()
+
+
+@pytest.mark.usefixtures("in_stages")
+def test_what_is_left_in_the_middle_leaves_nothing(
+    begin: Begin, recorder: Callable[..., Recorder]
+) -> None:
+    run = begin("buffers", "adam").steps(1)
+    one = recorder(run, every=1)
+    for _ in range(2):
+        one.start()
+        process = one._notary._hasher._process._process
+        run.record(one, 1)
+        one.abandon()
+        assert process.poll() is not None
+    one.start()
+    process = one._notary._hasher._process._process
+    run.record(one, 1)
+    one.reset()
+    one.start()
+    run.record(one, 1)
     assert one.finish().boundaries[-1] == run.digests()
 
 
@@ -128,10 +184,8 @@ def test_a_state_whose_digests_are_known_is_not_hashed(
     begin: Begin, recorder: Callable[..., Recorder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hashed: list[int] = []
-    digests_of = Notary._digests
-    monkeypatch.setattr(
-        Notary, "_digests", lambda self, *image: hashed.append(1) or digests_of(self, *image)
-    )
+    ask = Hasher.ask
+    monkeypatch.setattr(Hasher, "ask", lambda self, *image: hashed.append(1) or ask(self, *image))
     run = begin("buffers", "adam").steps(1)
     one, known, before = recorder(run), Boundary(b"k" * 32, b"n" * 32), run.copies()
     one.start(known)
@@ -336,6 +390,30 @@ def test_training_that_waits_is_woken_by_a_failure(
     threading.Timer(0.2, gate.set).start()
     with pytest.raises(WeightsError, match=r"boundary 0: .* MemoryError"):
         run.record(one, 20)
+
+
+def test_training_that_waits_is_woken_where_a_device_has_failed_for_good(
+    begin: Begin, recorder: Callable[..., Recorder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = threading.Event()
+
+    def broken(*_: Any) -> Any:
+        assert gate.wait(30)
+        raise RuntimeError("device-side assert triggered")
+
+    run = begin()
+    one = recorder(run, 1)
+    one.start()
+    one.wait()
+    monkeypatch.setattr(Notary, "_settle", broken)
+    threading.Timer(0.2, gate.set).start()
+    with pytest.raises(WeightsError, match=r"boundary 1: .* device-side assert"):
+        run.record(one, 20)
+    one.reset()
+    monkeypatch.undo()
+    one.start()
+    run.record(one, 2)
+    assert one.finish().boundaries[-1] == run.digests()
 
 
 def test_no_number_in_the_weights_does_no_harm(

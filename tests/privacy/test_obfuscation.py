@@ -3,10 +3,12 @@
 import hashlib
 import hmac
 import math
+import threading
 from bisect import bisect_right
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -215,6 +217,27 @@ def test_noise_drawn_ahead_is_the_noise() -> None:
     assert np.array_equal(noise.of(0, 400), obfuscation.noise(SEED, 0, 400, 250_000))
 
 
+def test_noise_that_could_not_be_drawn_ahead_is_drawn_when_it_is_needed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = nn.Linear(300, 400)
+    layout, parameters = checkpoint_of(model).layout, dict(model.named_parameters())
+    wanted = obfuscation.noise(SEED, 0, 400, 250_000)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("no thread")))
+        noise = noising.Noise(SEED, 250_000)
+        noise.draw_ahead(parameters, layout)
+    assert np.array_equal(noise.of(0, 400), wanted)
+    with monkeypatch.context() as patch:
+        patch.setattr(obfuscation, "noise", Mock(side_effect=MemoryError))
+        noise = noising.Noise(SEED, 250_000)
+        noise.draw_ahead(parameters, layout)
+        for _ in range(2):
+            with pytest.raises(MemoryError):
+                noise.of(0, 400)
+    assert np.array_equal(noise.of(0, 400), wanted)
+
+
 def test_no_more_noise_is_drawn_ahead_than_memory_is_meant_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -224,6 +247,10 @@ def test_no_more_noise_is_drawn_ahead_than_memory_is_meant_for(
     noise = noising.Noise(SEED, 250_000)
     noise.draw_ahead(parameters, layout)
     assert sorted(noise._ahead) == [0, 1]
+    monkeypatch.setattr(noising, "_AHEAD", 99)
+    short = noising.Noise(SEED, 250_000)
+    short.draw_ahead(parameters, layout)
+    assert sorted(short._ahead) == [0, 2], "what is too large is left out, and nothing else"
     for at, tensor in enumerate(layout.tensors):
         expected = obfuscation.noise(SEED, at, tensor.elements, 250_000)
         assert np.array_equal(noise.of(at, tensor.elements), expected)

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import resource
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -195,6 +196,21 @@ def test_processes_that_die_are_done_without(
     monkeypatch.setattr(Hasher, "start", doomed)
     walk = walking.seen(kept(files), LAYOUT, count=COUNT, looked_at=looked_at, threads=2)
     assert [one.root for one in walk] == [commit(weights(number)).root for number in range(COUNT)]
+
+
+@pytest.mark.usefixtures("much")
+@pytest.mark.parametrize("looked_at", [range(COUNT), ()])
+def test_few_descriptors_are_enough(
+    files: list[Path], looked_at: range, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (70, 70))
+    before = len(open_files())
+    walk = walking.seen(kept(files), LAYOUT, count=COUNT, looked_at=looked_at, threads=16)
+    most = 0
+    for number, one in enumerate(walk):
+        assert one.root == commit(weights(number)).root
+        most = max(most, len(open_files()) - before)
+    assert most <= 16
 
 
 def open_files() -> list[str]:

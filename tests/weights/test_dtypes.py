@@ -1,5 +1,7 @@
 """Number formats: our conversions are those of torch, to the last bit."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 import torch
@@ -85,3 +87,12 @@ def test_unknown_types_are_refused_with_advice() -> None:
 def test_names_of_torch_types_lead_both_ways() -> None:
     for name in dtypes._TORCH:
         assert dtypes.name_of_torch(dtypes.torch_dtype(name), place="") == name
+
+
+def test_what_is_not_finite_is_found_without_much_memory() -> None:
+    data = np.zeros(2**24, np.uint16)
+    data[-1] = 0x7F80
+    tracemalloc.start()
+    assert not dtypes.is_finite(data.data.cast("B"), "BF16")
+    assert tracemalloc.get_traced_memory()[1] < 2**23
+    tracemalloc.stop()

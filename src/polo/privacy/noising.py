@@ -39,10 +39,12 @@ class Noise:
         """Begin to draw on a thread of its own, beside training, which waits for its device."""
         pool, room = ThreadPoolExecutor(1, "polo-noise"), _AHEAD
         for at, parameter in _noisy(parameters, layout):
-            room -= parameter.numel()
-            if room < 0:
-                break
-            self._ahead[at] = pool.submit(self._draw, at, parameter.numel())
+            if parameter.numel() <= room:
+                room -= parameter.numel()
+                try:
+                    self._ahead[at] = pool.submit(self._draw, at, parameter.numel())
+                except RuntimeError:
+                    break  # No thread is to be had; it is drawn when it is needed.
         # The thread ends when all is drawn.
         pool.shutdown(wait=False)
 
@@ -50,7 +52,7 @@ class Noise:
         """What `obfuscation.noise` says of a tensor; the same array each time, if it was ahead."""
         ahead = self._ahead.get(tensor)
         # One that was not begun yet is not waited for: both threads draw.
-        if ahead is None or ahead.cancel():
+        if ahead is None or ahead.cancel() or ahead.exception():
             return self._draw(tensor, elements)
         return ahead.result()
 

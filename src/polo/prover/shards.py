@@ -120,6 +120,9 @@ class Sealer:
             evidence[evidence_path(LEVEL, nonce.shard)] = recorded.encode()
             self._recording.keep_rest(self._writer.state_path, nonce.shard)
         path, tree = self._writer.training_state(nonce.shard), training.state(root, total)
+        # Another thread is on another stream, which does not wait for what was asked on this one.
+        for device in {p.device for p in training.parameters.values() if p.is_cuda}:
+            torch.cuda.synchronize(device)
         kept = partial(state.write_state, path, tree)
         self._writer.seal(record, done.checkpoint, opening, nonce, evidence, beside=kept)
         return record

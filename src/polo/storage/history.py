@@ -32,8 +32,8 @@ def checkpoints(
 ) -> Iterator[tuple[int, FileCheckpoint]]:
     """Every stored checkpoint, newest first; each is closed when the next one is asked for.
 
-    A delta leads from the next newer stored checkpoint, so at most two of them are unpacked at a
-    time, in a temporary folder.
+    A delta leads from the next newer stored checkpoint, so at most two of them are unpacked here at
+    a time, in a temporary folder.
 
     Args:
         folder: The proof.

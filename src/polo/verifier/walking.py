@@ -8,6 +8,7 @@ is much to hash, processes of their own do it, which do not even ask for the loc
 import contextlib
 import os
 import queue
+import resource
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -78,8 +79,9 @@ def seen(
         return ahead(found) if small and looked_at else found
     much = is_shared(layout.size) and count * layout.size >= MUCH
     usual = threads or (min(_MOST_THREADS, os.cpu_count() or 1) if much else usual_threads())
-    # Beside those that are hashed, one is looked at.
-    together = max(1, min(usual, count, 2 * MOST_HELD // max(1, layout.size) - 1))
+    # Beside those that are hashed, one is looked at. Each takes some descriptors.
+    memory, handles = 2 * MOST_HELD // max(1, layout.size) - 1, _descriptors() // 8
+    together = max(1, min(usual, count, memory, handles))
     return _side_by_side(kept, together, usual // together, by_processes=much)
 
 
@@ -139,13 +141,21 @@ def _side_by_side(
                 hasher.start()
             hashers.put(hasher)
         files = ((number, stack.enter_context(checkpoint.again())) for number, checkpoint in kept)
-        outcomes = at_once(look, _with_its_end(files), together, most=together)
+        # The next one may have to be unpacked; that, too, is done meanwhile.
+        pulled = stack.enter_context(contextlib.closing(ahead(files)))
+        outcomes = at_once(look, _with_its_end(pulled), together, most=together)
         # Entered last, so that it ends first: its threads use all of the above.
         for _, coming in stack.enter_context(contextlib.closing(outcomes)):
             one = coming.result()
             yield one
             if isinstance(one.checkpoint, HeldCheckpoint):
                 free.append(one.checkpoint.data)
+
+
+def _descriptors() -> int:
+    """How many files this process may open, less what it needs for itself."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return (2**20 if most == resource.RLIM_INFINITY else most) - 64
 
 
 def _room(size: int, *, shared: bool) -> memoryview:
@@ -160,7 +170,7 @@ def _with_its_end(items: Iterator[_Item]) -> Iterator[_Item | PoloError]:
         yield error
 
 
-def ahead(items: Iterator[_Item]) -> Iterator[_Item]:
+def ahead(items: Iterator[_Item]) -> Generator[_Item]:
     """The same items, each made on a thread of its own while the one before is looked at."""
     with ThreadPoolExecutor(1) as pool:
         coming = pool.submit(_one, items)
@@ -187,7 +197,7 @@ def at_once(
     Args:
         work: What to do with an item.
         items: The items.
-        threads: How many threads; by default one per core, at most eight.
+        threads: How many threads; by default one per core, at most sixteen.
         most: How many items are under way at a time, beside the one that is handed out; by default
             twice as many as threads.
     """

@@ -144,7 +144,11 @@ class FileCheckpoint:
     def again(self) -> Self:
         """The same checkpoint once more, which stays open when this one is closed."""
         other = copy.copy(self)
-        other._file = os.fdopen(os.dup(self._file.fileno()), "rb")
+        try:
+            other._file = os.fdopen(os.dup(self._file.fileno()), "rb")
+        except OSError as error:
+            text = f"cannot be opened once more: {error.strerror}"
+            raise StoreError(text, place=str(self._path)) from error
         return other
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ still here, the digests are the same, and neither training nor a verdict need be
 
 import logging
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -65,16 +66,36 @@ class Hasher:
             try:
                 self._process = _Process(self._threads)
             except OSError as error:
-                self._lose(error)
+                self.lose(error)
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether there is a process."""
+        return self._process is not None
 
     def hashes(self, memory: Readable, table: bytes) -> bytes:
         """The hashes of the pieces that a table lists, one after the other."""
+        return self.ask(memory, table).answer()
+
+    def ask(self, memory: Readable, table: bytes) -> "Question":
+        """Ask for the same, without waiting; no other question until it is answered."""
+        question = Question(self, memory, table)
         if memory.handle is not None and self._process is not None:
             try:
-                return self._process.hashes(memory.handle, len(memory.data), table)
+                question.asked = self._process.ask(memory.handle, len(memory.data), table)
             except OSError as error:
-                self._lose(error)
+                self.lose(error)
+        return question
+
+    def here(self, memory: Readable, table: bytes) -> bytes:
+        """The same by threads of this process."""
         return self._here.hashes(memory.data, table)
+
+    def lose(self, error: OSError) -> None:
+        """Do without the process."""
+        self._lost = True
+        self._end()
+        logger.warning("the process that hashes is lost (%s); threads go on in its place", error)
 
     def close(self) -> None:
         """End the process, and all threads."""
@@ -82,15 +103,50 @@ class Hasher:
         self._here.close()
         self._lost = False
 
-    def _lose(self, error: OSError) -> None:
-        self._lost = True
-        self._end()
-        logger.warning("the process that hashes is lost (%s); threads go on in its place", error)
-
     def _end(self) -> None:
         process, self._process = self._process, None
         if process:
             process.end()
+
+
+class Question:
+    """What a hasher was asked.
+
+    Args:
+        hasher: The hasher.
+        memory: The bytes, which must stay as they are.
+        table: The pieces in them.
+
+    Attributes:
+        asked: What its process was asked, if it was.
+    """
+
+    def __init__(self, hasher: Hasher, memory: Readable, table: bytes) -> None:
+        self._hasher, self._memory, self._table = hasher, memory, table
+        self.asked: _Asked | None = None
+
+    def is_answered(self) -> bool:
+        """Whether `answer` need not wait for a process."""
+        if self.asked is None:
+            return True
+        try:
+            return self.asked.look()
+        except OSError as error:
+            self._lost(error)
+            return True
+
+    def answer(self) -> bytes:
+        """The hashes."""
+        if self.asked is not None:
+            try:
+                return self.asked.wait()
+            except OSError as error:
+                self._lost(error)
+        return self._hasher.here(self._memory, self._table)
+
+    def _lost(self, error: OSError) -> None:
+        self.asked = None
+        self._hasher.lose(error)
 
 
 class _Process:
@@ -115,37 +171,81 @@ class _Process:
                 self._connection.close()
                 raise
 
-    def hashes(self, handle: int, size: int, table: bytes) -> bytes:
+    def ask(self, handle: int, size: int, table: bytes) -> "_Asked":
         """Ask for the hashes of pieces of a memory file that has so many bytes.
 
         Raises:
-            OSError: There is no answer.
+            OSError: It cannot be asked.
         """
         deadline = time.monotonic() + _PATIENCE + size / _SLOWEST
         pieces.ask(self._connection, handle, table)
-        found = b""
-        while missing := pieces.answer_size(table) - len(found):
-            more = self._received(missing, deadline)
-            if not more:
-                raise ConnectionError(f"process {self._process.pid} does not answer")
-            found += more
-        return found
+        return _Asked(self, pieces.answer_size(table), deadline)
 
-    def _received(self, most: int, deadline: float) -> bytes:
+    def received(self, most: int, deadline: float) -> bytes:
         """The next bytes; none if the process has ended, or is too late."""
         while True:
             try:
                 return self._connection.recv(most)
             except TimeoutError:
-                # Whoever was forked while the process was started may hold its end open for ever.
-                if self._process.poll() is not None or time.monotonic() > deadline:
+                if self.is_over(deadline):
                     return b""
+
+    def has_more(self) -> bool:
+        """Whether `received` would not wait."""
+        return bool(select.select([self._connection], [], [], 0)[0])
+
+    def is_over(self, deadline: float) -> bool:
+        """Whether nothing more will come."""
+        # Whoever was forked while the process was started may hold its end open for ever.
+        return self._process.poll() is not None or time.monotonic() > deadline
+
+    def lost(self) -> ConnectionError:
+        """What is wrong if it does not answer."""
+        return ConnectionError(f"process {self._process.pid} does not answer")
 
     def end(self) -> None:
         """End the process, which has nothing to lose."""
         self._connection.close()
         self._process.kill()
         self._process.wait()
+
+
+class _Asked:
+    """A question that a process was asked, and as much of the answer as has come."""
+
+    def __init__(self, process: _Process, size: int, deadline: float) -> None:
+        self._process, self._size, self._deadline = process, size, deadline
+        self._found = b""
+
+    def look(self) -> bool:
+        """Whether all of the answer has come.
+
+        Raises:
+            OSError: It will not.
+        """
+        while missing := self._size - len(self._found):
+            if not self._process.has_more():
+                if self._process.is_over(self._deadline) and not self._process.has_more():
+                    raise self._process.lost()
+                return False
+            self._more(missing)
+        return True
+
+    def wait(self) -> bytes:
+        """The answer.
+
+        Raises:
+            OSError: There is none.
+        """
+        while missing := self._size - len(self._found):
+            self._more(missing)
+        return self._found
+
+    def _more(self, missing: int) -> None:
+        more = self._process.received(missing, self._deadline)
+        if not more:
+            raise self._process.lost()
+        self._found += more
 
 
 def command(threads: int) -> list[str]:

@@ -24,6 +24,7 @@ from hashlib import sha256
 _HASH_BYTES = 32
 _SIZE = struct.Struct("<Q")
 _PIECE = struct.Struct("<QQ24p")
+_MOST_FIRST = 23
 _LITTLE = 2**20
 _PATIENCE = 2.0
 
@@ -78,8 +79,15 @@ def _shared(views: Sequence[memoryview], threads: int) -> list[list[int]]:
 
 
 def table_of(pieces: Iterable[tuple[int, int, bytes]]) -> bytes:
-    """The table of some pieces: first byte, end, and up to 23 bytes that are hashed before it."""
-    return b"".join(_PIECE.pack(*piece) for piece in pieces)
+    """The table of some pieces: first byte, end, and what is hashed before it."""
+    return b"".join(_PIECE.pack(start, stop, _short(first)) for start, stop, first in pieces)
+
+
+def _short(first: bytes) -> bytes:
+    # A longer one would be cut without a word.
+    if len(first) > _MOST_FIRST:
+        raise ValueError(f"{len(first)} bytes before a piece; {_MOST_FIRST} at most")
+    return first
 
 
 def answer_size(table: bytes) -> int:

@@ -28,7 +28,11 @@ class SharedMemory(mmap.mmap):
         handle = _memory_file(size) if is_shared(size) else None
         if handle is None:
             return None
-        found = cls(handle, size)
+        try:
+            found = cls(handle, size)
+        except OSError:
+            os.close(handle)
+            return None
         found.handle = handle
         weakref.finalize(found, os.close, handle)
         return found

@@ -38,6 +38,11 @@ class Measuring:
             torch.stack(norms).to("cpu", non_blocking=True) for norms in self._norms.values()
         ]
 
+    @property
+    def is_done(self) -> bool:
+        """Whether all that `moves` needs was asked for."""
+        return self._same or self._before is None
+
     def moves(self) -> tuple[int, int] | None:
         """The moves of model and rest, once all is done; None if there was nothing before."""
         norms = self._read()

@@ -33,6 +33,11 @@ class Memory:
             self._registered = _register(self.tensor)
 
     @property
+    def pinned(self) -> bool:
+        """Whether devices copy there without anybody's help."""
+        return self._registered or self.tensor.is_pinned()
+
+    @property
     def data(self) -> memoryview:
         """The bytes, as others than torch look at them."""
         return self.tensor.numpy().data

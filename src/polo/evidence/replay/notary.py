@@ -1,14 +1,16 @@
 """What is noted of a snapshot: digests, and how far the state moved.
 
-The recorder's thread shares the interpreter's lock with training, and every call into torch takes
-it from training and gives it back, which costs more than the call itself. So what a GPU does is
-asked of it by training's own thread, unless that would wait for it; the recorder's thread waits
-until it is done; and the many hashes are another process's.
+Whoever does that on another thread shares the interpreter's lock with training, and every call into
+torch takes it from training and gives it back. So there are few calls, and the many hashes are
+another process's. Where a GPU is asked for all the rest, no other thread is needed: training's own
+asks, and looks now and then whether it is done.
 """
 
 import contextlib
 import queue
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -21,18 +23,8 @@ from polo.weights.hasher import Hasher
 from polo.weights.pieces import answer_size
 from polo.weights.sharing import is_shared
 
-
-@dataclass(frozen=True)
-class Begun:
-    """What devices were asked to do for a snapshot.
-
-    Attributes:
-        memory: Where it can be hashed when they are done; None if it need not be.
-        measuring: How far it moved, when they are done.
-    """
-
-    memory: Memory | None
-    measuring: Measuring
+_LITTLE = 2**20
+"""Bytes of a state that training's own thread measures without being held up."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +37,6 @@ class Job:
         before: The snapshot at the boundary before; None at the first.
         last: Whether nothing but the sealing follows, in which case both snapshots are kept.
         known: Its digests, where nothing need be hashed to know them.
-        begun: What was begun for it already.
     """
 
     number: int
@@ -53,7 +44,6 @@ class Job:
     before: Slot | None
     last: bool
     known: Boundary | None = None
-    begun: Begun | None = None
 
     def __str__(self) -> str:
         return f"boundary {self.number}"
@@ -79,43 +69,59 @@ class Notary:
         self._lanes: dict[torch.device, _Lane] = {}
         self._image: _Image | None = None
 
+    def is_asking(self, plan: Plan) -> bool:
+        """Whether all that takes time is done by GPUs and by the process, which is then started."""
+        here = plan.sizes.get(torch.device("cpu"), 0)
+        if here > _LITTLE or here == plan.size or not is_shared(plan.size):
+            return False
+        self._hasher.start()
+        return self._hasher.elsewhere and self._image_of(plan).memory.pinned
+
     def expect(self, slot: Slot) -> None:
         """Get ready for a snapshot; not on the thread that notes it, see `Hasher.start`."""
         if slot.copy and is_shared(slot.copy.plan.size):
             self._hasher.start()
 
-    @torch.no_grad()
-    def begun(self, job: Job) -> Job:
-        """A job, begun if nobody has to wait for that; only while no other is under way."""
-        if job.slot.copy is None or not _is_asked(job.slot.copy):
-            return job
-        try:
-            return replace(job, begun=self._begin(job))
-        except Exception:
-            # It fails on the recorder's thread again, or does not, and there it is dealt with.
-            return job
-
-    @torch.no_grad()
     def note(self, job: Job) -> None:
         """Note one snapshot."""
+        for _ in self.stages(job):
+            pass
+
+    def stages(self, job: Job) -> Generator[Callable[[], bool]]:
+        """Note one snapshot; yields whenever there is something to wait for.
+
+        Yields:
+            Says whether that is over. Who goes on earlier waits.
+        """
         copy = job.slot.copy
         assert copy is not None
         try:
-            begun = job.begun or self._begin(job)
+            memory, measuring = self._begin(job, copy)
+            yield partial(self._is_settled, copy)
             self._settle(copy)
-            if moves := begun.measuring.moves():
+            if moves := self._moves(measuring, copy):
                 self.moves[job.number - 1] = moves
         finally:
             # Before the hashes, which take longest: training may need the room meanwhile.
             self.drop(job)
-        self.boundaries[job.number] = job.known or self._digests(copy.plan, begun.memory)
+        if memory is None:
+            assert job.known is not None
+            self.boundaries[job.number] = job.known
+            return
+        own, others = copy.plan.tables
+        question = self._hasher.ask(memory, own + others)
+        yield question.is_answered
+        self.boundaries[job.number] = _boundary(copy.plan, question.answer())
 
     def drop(self, job: Job) -> None:
-        """Let go of the snapshot before a job's own, once nobody reads either."""
-        if job.slot.copy:
-            self._settle(job.slot.copy)
-        if job.before and not job.last:
-            self._free.put(job.before)
+        """Let go of the snapshot before a job's own, once nobody reads it."""
+        try:
+            if job.slot.copy:
+                self._settle(job.slot.copy)
+        finally:
+            # Even where a device has failed: training may wait for the room.
+            if job.before and not job.last:
+                self._free.put(job.before)
 
     def forget(self, number: int) -> None:
         """Forget a boundary and the segment before it."""
@@ -125,67 +131,90 @@ class Notary:
     def close(self) -> None:
         """End all that hashes, and let go of all memory."""
         self._hasher.close()
-        for lane in self._lanes.values():
-            lane.settle()
-        if self._image:
-            self._image.memory.release()
-        self._image = None
+        self._let_go()
 
-    def _begin(self, job: Job) -> Begun:
-        """Ask devices to bring a snapshot over and to measure it, on streams of their own.
+    @torch.no_grad()
+    def _begin(self, job: Job, copy: Copy) -> tuple[Memory | None, Measuring]:
+        """Ask devices to bring a copy to the host and to measure it, on streams of their own.
 
-        Training does not wait for that, and they wait for the snapshot.
+        Training does not wait for that, and they wait for the copy.
+
+        Returns:
+            Where it will be hashed; None if it need not be. And how far it moved.
         """
-        copy = job.slot.copy
-        assert copy is not None
-        with contextlib.ExitStack() as stack:
-            lanes = [self._lane(device) for device in copy.memory if device.type == "cuda"]
+        for device in copy.memory:
+            if device.type == "cuda" and device not in self._lanes:
+                self._lanes[device] = _Lane(device)
+        with self._lanes_of(copy) as lanes:
             for lane in lanes:
-                stack.enter_context(torch.cuda.stream(lane.stream))
                 lane.stream.wait_event(job.slot.filled[lane.device])
             try:
                 memory = None if job.known else self._brought(copy)
-                return Begun(memory, Measuring(job.before.copy if job.before else None, copy))
+                return memory, Measuring(job.before.copy if job.before else None, copy)
             finally:
                 for lane in lanes:
                     lane.done.record(lane.stream)
 
-    def _lane(self, device: torch.device) -> "_Lane":
-        lane = self._lanes.get(device) or _Lane(device)
-        self._lanes[device] = lane
-        return lane
+    @torch.no_grad()
+    def _moves(self, measuring: Measuring, copy: Copy) -> tuple[int, int] | None:
+        """How far a copy moved, which may have to be measured only now."""
+        if measuring.is_done:
+            return measuring.moves()
+        with self._lanes_of(copy):
+            return measuring.moves()
+
+    @contextlib.contextmanager
+    def _lanes_of(self, copy: Copy) -> Iterator[list["_Lane"]]:
+        """Work on streams of our own, so that training does not wait for it."""
+        lanes = self._asked(copy)
+        with contextlib.ExitStack() as stack:
+            for lane in lanes:
+                stack.enter_context(torch.cuda.stream(lane.stream))
+            yield lanes
+
+    def _is_settled(self, copy: Copy) -> bool:
+        """Whether all that devices were asked for is done."""
+        return all(lane.done.query() for lane in self._asked(copy))
 
     def _settle(self, copy: Copy) -> None:
         """Wait until all that devices were asked for is done."""
-        for device in copy.memory:
-            if lane := self._lanes.get(device):
-                lane.settle()
+        for lane in self._asked(copy):
+            lane.done.synchronize()
+
+    def _asked(self, copy: Copy) -> list["_Lane"]:
+        return [self._lanes[device] for device in copy.memory if device in self._lanes]
 
     def _brought(self, copy: Copy) -> Memory:
         """The memory of a copy where it can be hashed; from a CUDA device, soon to be there."""
         if copy.host:
             return copy.host
-        image = self._image
-        if image is None or image.plan is not copy.plan:
-            if image:
-                image.memory.release()
-            image = self._image = _Image(copy.plan)
+        image = self._image_of(copy.plan)
         image.bring(copy)
         return image.memory
 
-    def _digests(self, plan: Plan, memory: Memory | None) -> Boundary:
-        """The digests of model and rest, by one question to whoever hashes."""
-        assert memory is not None
-        own, others = plan.tables
-        hashes = self._hasher.hashes(memory, own + others)
-        size = answer_size(own)
-        model = joined(plan.model, iter([hashes[:size]]))
-        return Boundary(model, joined(plan.rest, iter([hashes[size:]])) if plan.rest else NO_STATE)
+    def _image_of(self, plan: Plan) -> "_Image":
+        """Where copies by a plan are brought to."""
+        if self._image is None or self._image.plan is not plan:
+            self._let_go()
+            self._image = _Image(plan)
+        return self._image
+
+    def _let_go(self) -> None:
+        """Let go of the memory that copies are brought to, once no device writes there."""
+        image, self._image = self._image, None
+        try:
+            for lane in self._lanes.values():
+                lane.done.synchronize()
+        finally:
+            if image:
+                image.memory.release()
 
 
-def _is_asked(copy: Copy) -> bool:
-    """Whether devices do all that is done for a copy, and whoever asks them need not wait."""
-    return all(device.type == "cuda" for device in copy.memory)
+def _boundary(plan: Plan, hashes: bytes) -> Boundary:
+    """The digests of model and rest, by the hashes of their pieces."""
+    size = answer_size(plan.tables[0])
+    model = joined(plan.model, iter([hashes[:size]]))
+    return Boundary(model, joined(plan.rest, iter([hashes[size:]])) if plan.rest else NO_STATE)
 
 
 class _Lane:
@@ -196,10 +225,6 @@ class _Lane:
         self.stream = torch.cuda.Stream(device)
         # Who waits for it sleeps instead of spinning.
         self.done = torch.cuda.Event(blocking=True)
-
-    def settle(self) -> None:
-        """Wait until all that was begun is done."""
-        self.done.synchronize()
 
 
 class _Image:

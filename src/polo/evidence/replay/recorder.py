@@ -21,7 +21,7 @@ import torch
 
 from polo.errors import ChainError, TermsError
 from polo.evidence.replay import platform
-from polo.evidence.replay.background import Background
+from polo.evidence.replay.background import Background, Beside, Stages
 from polo.evidence.replay.notary import Job, Notary
 from polo.evidence.replay.record import Boundary, Record
 from polo.evidence.replay.snapshot import Slot
@@ -85,7 +85,7 @@ class Recorder:
         self._slots = [Slot() for _ in range(2 if found.type == "cuda" else 3)]
         self._free: queue.SimpleQueue[Slot] = queue.SimpleQueue()
         self._notary = Notary(self._free)
-        self._background: Background[Job] | None = None
+        self._beside: Beside[Job] | None = None
         self._end: Callable[[], object] = lambda: None
         self._watched: Watched | None = None
         self._platform: dict[str, str] = {}
@@ -108,11 +108,8 @@ class Recorder:
         """
         with self._timed():
             self.reset()
-            if self._background is None:
-                notary = self._notary
-                self._background = Background(notary.note, notary.drop, notary.close)
-                self._end = weakref.finalize(self, _end, self._background)
             self._watched = Watched(self._model, self._optimizer, self._watched)
+            self._begin(asking=self._notary.is_asking(self._watched.planned()[0]))
             self._platform = platform.describe(self._device)
             # What no record could hold is refused now, before any step is lost.
             platform.text_of(self._platform)
@@ -123,6 +120,7 @@ class Recorder:
         self._check()
         self._resume()
         self._complete = False
+        self._pass_by()
         self._steps += 1
         if self._steps == 1:
             with self._timed():
@@ -148,8 +146,8 @@ class Recorder:
         """Wait until all snapshots so far are noted."""
         with self._timed():
             self._check()
-            assert self._background is not None
-            self._background.wait()
+            assert self._beside is not None
+            self._beside.wait()
             self._check()
 
     def end(self) -> None:
@@ -191,15 +189,15 @@ class Recorder:
 
     def reset(self) -> None:
         """Forget the shard, and what failed in it; `start` begins anew."""
-        if self._background is not None:
-            self._background.wait()
-            self._background.failure = None
+        if self._beside is not None:
+            self._beside.wait()
+            self._beside.failure = None
         self._forget()
 
     def abandon(self) -> None:
         """Forget the shard, end the thread, and let go of all memory."""
         self._end()
-        self._background = self._watched = None
+        self._beside = self._watched = None
         self._slots = [Slot() for _ in self._slots]
         self._forget()
 
@@ -219,24 +217,41 @@ class Recorder:
 
     def _snapshot(self, *, last: bool, known: Boundary | None = None) -> None:
         """Copy the state, and hand the copy over."""
-        assert self._background is not None
+        assert self._beside is not None
         assert self._watched is not None
         self._complete = False
         plan, tensors = self._watched.planned()
-        # This is where training waits if the other thread is more than a segment behind.
+        # This is where training waits if what is done beside it is more than a segment behind.
+        self._beside.make_room()
         slot = self._free.get()
-        self._background.check()
+        self._beside.check()
         slot.take(plan, tensors)
         self._notary.expect(slot)
         number = -(-self._steps // self._every)
-        job = Job(number, slot, self._previous, last, known)
-        # Otherwise the memory that it would be brought to is still being hashed.
-        self._background.submit(self._notary.begun(job) if self._background.idle else job)
+        self._beside.submit(Job(number, slot, self._previous, last, known))
         if last:
             self._tail = slot
         else:
             self._previous = slot
         self._complete = True
+
+    def _begin(self, *, asking: bool) -> None:
+        """Have snapshots noted by another thread, unless it would do nothing but ask and wait."""
+        if self._beside is not None and isinstance(self._beside, Stages) == asking:
+            return
+        self._end()
+        notary = self._notary
+        if asking:
+            self._beside = Stages(notary.stages, notary.drop, notary.close)
+        else:
+            self._beside = Background(notary.note, notary.drop, notary.close)
+        self._end = weakref.finalize(self, _end, self._beside)
+
+    def _pass_by(self) -> None:
+        assert self._beside is not None
+        if self._beside.passes:
+            with self._timed():
+                self._beside.pass_by()
 
     def _resume(self) -> None:
         """Drop the boundary that `finish` added, if training goes on after all."""
@@ -246,9 +261,9 @@ class Recorder:
             self._tail = None
 
     def _check(self) -> None:
-        if self._background is None:
+        if self._beside is None:
             raise ChainError("nothing is being recorded", advice="Call start() first.")
-        self._background.check()
+        self._beside.check()
         if not self._complete:
             raise ChainError(
                 "an earlier snapshot was interrupted, so the record of this shard has a gap",
@@ -264,7 +279,7 @@ class Recorder:
             self.seconds += time.perf_counter() - began
 
 
-def _end(background: Background[Job]) -> None:
+def _end(beside: Beside[Job]) -> None:
     # In a forked child the threads are gone, and locks may be held for ever.
-    if background.here:
-        background.stop()
+    if beside.here:
+        beside.stop()
