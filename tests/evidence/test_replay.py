@@ -488,7 +488,7 @@ def test_a_sealing_that_fails_can_be_made_up_for(
     assert passed(made.replayed(tmp_path / "answer"))
 
 
-def _full_disk(*_: Any) -> None:
+def _full_disk(*_: Any, **__: Any) -> None:
     raise OSError("no space left on device")
 
 
