@@ -249,6 +249,35 @@ def test_memory_that_cannot_be_mapped_is_not_shared(monkeypatch: pytest.MonkeyPa
     assert open_files() == files
 
 
+@pytest.mark.parametrize("table", [PIECES, [(0, 3)]])
+def test_an_answer_that_nobody_waited_for_is_not_taken_for_another(
+    one: Hasher, image: Memory, table: list[tuple[int, int]]
+) -> None:
+    forgotten = one.ask(image, listed(table))
+    image.tensor.fill_(1)
+    assert one.hashes(image, listed(PIECES)) == right(image, PIECES)
+    del forgotten
+    assert one.hashes(image, listed(PIECES[:2])) == right(image, PIECES[:2])
+    assert one.elsewhere
+
+
+def test_a_question_can_be_looked_at(one: Hasher, image: Memory) -> None:
+    os.kill(pid_of(one), signal.SIGSTOP)
+    question = one.ask(image, listed(PIECES))
+    assert not question.is_answered()
+    os.kill(pid_of(one), signal.SIGCONT)
+    deadline = time.monotonic() + 20
+    while not question.is_answered() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert question.is_answered()
+    assert question.answer() == right(image, PIECES)
+    again = one.ask(image, listed(PIECES))
+    os.kill(pid_of(one), signal.SIGKILL)
+    while not again.is_answered() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert again.answer() == right(image, PIECES)
+
+
 def test_long_tables_pass(one: Hasher, image: Memory) -> None:
     pieces = [(at, at + 3) for at in range(60_000)]
     assert one.hashes(image, listed(pieces)) == right(image, pieces)

@@ -130,13 +130,15 @@ def test_a_process_that_dies_is_followed_by_a_thread_and_then_by_another(
     assert one.finish().boundaries[-1] == run.digests()
     one.start()
     assert not threads()
+    assert one._notary._hasher.elsewhere
     run.record(one, 3)
     assert one.finish().boundaries[-1] == run.digests()
+    assert one._notary._hasher.elsewhere
 
 
 @pytest.mark.usefixtures("in_stages")
 @pytest.mark.parametrize("error", [RuntimeError("out of memory"), KeyboardInterrupt()])
-@pytest.mark.parametrize("where", ["_begin", "_settle"])
+@pytest.mark.parametrize("where", ["_begin", "_is_settled", "_settle", "_moves"])
 def test_what_fails_in_a_stage_is_told(
     where: str, error: BaseException, begin: Begin, recorder: Callable[..., Recorder]
 ) -> None:

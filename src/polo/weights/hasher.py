@@ -54,6 +54,7 @@ class Hasher:
         self._here = pieces.Hashing(threads or (2 if cores >= 8 else 1))
         self._threads = threads or max(1, min(4, cores // 4))
         self._process: _Process | None = None
+        self._last: _Asked | None = None
         self._lost = False
 
     def start(self) -> None:
@@ -78,12 +79,19 @@ class Hasher:
         return self.ask(memory, table).answer()
 
     def ask(self, memory: Readable, table: bytes) -> "Question":
-        """Ask for the same, without waiting; no other question until it is answered."""
+        """Ask for the same, without waiting."""
         question = Question(self, memory, table)
+        if self._last and not self._last.is_complete:
+            # Whoever asked was interrupted: the answer would be taken for that to this question.
+            self._end()
+            self.start()
         if memory.handle is not None and self._process is not None:
             try:
-                question.asked = self._process.ask(memory.handle, len(memory.data), table)
+                # Known before it is sent: who is interrupted in the middle has asked something.
+                question.asked = self._last = self._process.question(len(memory.data), table)
+                question.asked.send(memory.handle, table)
             except OSError as error:
+                question.asked = None
                 self.lose(error)
         return question
 
@@ -104,7 +112,7 @@ class Hasher:
         self._lost = False
 
     def _end(self) -> None:
-        process, self._process = self._process, None
+        process, self._process, self._last = self._process, None, None
         if process:
             process.end()
 
@@ -159,6 +167,9 @@ class _Process:
     def __init__(self, threads: int) -> None:
         self._connection, theirs = socket.socketpair()
         self._connection.settimeout(_INTERVAL)
+        # Not `select.select`, which knows the first 1,024 descriptors alone.
+        self._ready = select.poll()
+        self._ready.register(self._connection, select.POLLIN)
         with theirs:
             try:
                 # A session of its own: who interrupts training at a terminal does not mean this
@@ -171,15 +182,18 @@ class _Process:
                 self._connection.close()
                 raise
 
-    def ask(self, handle: int, size: int, table: bytes) -> "_Asked":
-        """Ask for the hashes of pieces of a memory file that has so many bytes.
+    def question(self, size: int, table: bytes) -> "_Asked":
+        """A question about pieces of a memory file that has so many bytes; it is yet to be sent."""
+        deadline = time.monotonic() + _PATIENCE + size / _SLOWEST
+        return _Asked(self, pieces.answer_size(table), deadline)
+
+    def send(self, handle: int, table: bytes) -> None:
+        """Send a question.
 
         Raises:
-            OSError: It cannot be asked.
+            OSError: It cannot be sent.
         """
-        deadline = time.monotonic() + _PATIENCE + size / _SLOWEST
         pieces.ask(self._connection, handle, table)
-        return _Asked(self, pieces.answer_size(table), deadline)
 
     def received(self, most: int, deadline: float) -> bytes:
         """The next bytes; none if the process has ended, or is too late."""
@@ -192,7 +206,7 @@ class _Process:
 
     def has_more(self) -> bool:
         """Whether `received` would not wait."""
-        return bool(select.select([self._connection], [], [], 0)[0])
+        return bool(self._ready.poll(0))
 
     def is_over(self, deadline: float) -> bool:
         """Whether nothing more will come."""
@@ -216,6 +230,19 @@ class _Asked:
     def __init__(self, process: _Process, size: int, deadline: float) -> None:
         self._process, self._size, self._deadline = process, size, deadline
         self._found = b""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all of the answer has been received."""
+        return len(self._found) == self._size
+
+    def send(self, handle: int, table: bytes) -> None:
+        """Send it.
+
+        Raises:
+            OSError: It cannot be sent.
+        """
+        self._process.send(handle, table)
 
     def look(self) -> bool:
         """Whether all of the answer has come.

@@ -161,9 +161,7 @@ class Stages(Beside[Job]):
     def pass_by(self) -> None:
         """Go on with the job if what it waits for is over."""
         if self._under_way and self.here:
-            job, stages, is_over = self._under_way
-            if is_over():
-                self._go_on(job, stages)
+            self._go_on(*self._under_way)
 
     def make_room(self) -> None:
         """Let go of what the job before holds: all of it, when it is done."""
@@ -182,11 +180,18 @@ class Stages(Beside[Job]):
             under_way[1].close()
         self._close()
 
-    def _go_on(self, job: Job, stages: Generator[Callable[[], bool]]) -> None:
+    def _go_on(
+        self,
+        job: Job,
+        stages: Generator[Callable[[], bool]],
+        is_over: Callable[[], bool] | None = None,
+    ) -> None:
+        """Go on with a job, if what it waits for is over or is to be waited for."""
         # Should this be interrupted, it counts as failed: nobody knows how far it came.
         self._under_way, self.failure = None, (job, InterruptedError("it was interrupted"))
         try:
-            is_over = next(stages, None)
+            if is_over is None or is_over():
+                is_over = next(stages, None)
         except Exception as error:
             self.failure = job, error
             return

@@ -109,7 +109,7 @@ class Recorder:
         with self._timed():
             self.reset()
             self._watched = Watched(self._model, self._optimizer, self._watched)
-            self._begin(asking=self._notary.is_asking(self._watched.planned()[0]))
+            self._begin(self._watched)
             self._platform = platform.describe(self._device)
             # What no record could hold is refused now, before any step is lost.
             platform.text_of(self._platform)
@@ -235,13 +235,15 @@ class Recorder:
             self._previous = slot
         self._complete = True
 
-    def _begin(self, *, asking: bool) -> None:
+    def _begin(self, watched: Watched) -> None:
         """Have snapshots noted by another thread, unless it would do nothing but ask and wait."""
+        notary, (plan, _) = self._notary, watched.planned()
+        asking = notary.is_asking(plan)
         if self._beside is not None and isinstance(self._beside, Stages) == asking:
             return
+        # Whom it asks ends with what was there before.
         self._end()
-        notary = self._notary
-        if asking:
+        if asking and notary.is_asking(plan):
             self._beside = Stages(notary.stages, notary.drop, notary.close)
         else:
             self._beside = Background(notary.note, notary.drop, notary.close)
