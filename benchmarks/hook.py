@@ -15,7 +15,7 @@ What such blocks say alone is the benchmark `rare`.
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,7 +26,7 @@ from torch.nn import functional
 
 from benchmarks import presses
 from benchmarks.figures import Benchmark, Figure, Target, missing, paired_of
-from benchmarks.measure import Samples, spread
+from benchmarks.measure import Samples, rotate, spread
 from benchmarks.presses import BITS, Case
 from polo.embedding.embedder import Embedder
 from polo.embedding.hook import StepHook
@@ -209,21 +209,6 @@ def rarely(figure: Figure, always: list[float], every: int) -> Figure:
     rare, often = once / plain - 1, np.asarray(always) / plain - 1
     # Least squares for a cost that comes once in one side and `every` times in the other.
     return replace(figure, value=spread(1 + (rare + every * often) / (1 + every**2)))
-
-
-def rotate(sides: Mapping[str, Callable[[], None]], rounds: int) -> Samples:
-    """Time all sides in turn, each round beginning with another one; two rounds are untimed."""
-    names = list(sides)
-    samples: Samples = {name: [] for name in names}
-    for number in range(-2, rounds):
-        first = number % len(names)
-        for name in names[first:] + names[:first]:
-            began = time.perf_counter()
-            sides[name]()
-            spent = time.perf_counter() - began
-            if number >= 0:
-                samples[name].append(spent)
-    return samples
 
 
 def _target(case: Case, title: str) -> Target | None:

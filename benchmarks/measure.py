@@ -1,6 +1,7 @@
 """Interleaved timing, and what follows from the samples: medians, ratios, spreads."""
 
 import contextlib
+import gc
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,6 +14,8 @@ Samples = dict[str, list[float]]
 """Seconds (or another unit) of each side of a comparison; equal lengths, round by round."""
 
 _RESAMPLES = 2000
+_TOGETHER = 50
+"""Rounds after which samples are there for the first time, and again."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,68 @@ def interleave(
     """
     *_, samples = itertools.islice(turns(sides, before=before), rounds)
     return samples
+
+
+def rotate(sides: Mapping[str, Callable[[], None]], rounds: int) -> Samples:
+    """Time all sides in turn, each round beginning with another one; two rounds are untimed."""
+    names = list(sides)
+    samples: Samples = {name: [] for name in names}
+    for number in range(-2, rounds):
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            began = time.perf_counter()
+            sides[name]()
+            spent = time.perf_counter() - began
+            if number >= 0:
+                samples[name].append(spent)
+    return samples
+
+
+def until_narrow(
+    sides: Mapping[str, Callable[[], None]],
+    over: str,
+    under: str,
+    *,
+    least: int,
+    most: int,
+    width: float = 0.01,
+) -> Iterator[Samples]:
+    """Rotate two sides until the interval of their ratio is narrow.
+
+    How wide it is decides, and never where it lies: who stopped as soon as it lay well would find
+    what was looked for.
+
+    Args:
+        sides: The two sides.
+        over: The side whose ratio is asked for.
+        under: The side that it is compared with.
+        least: Fewest rounds.
+        most: Most rounds.
+        width: How wide the interval may be.
+
+    Yields:
+        All samples so far, every now and then.
+    """
+    samples: Samples = {name: [] for name in sides}
+    while (done := len(samples[under])) < most:
+        with _no_collection():
+            for name, seconds in rotate(sides, min(most - done, _TOGETHER)).items():
+                samples[name] += seconds
+        yield samples
+        found = paired(samples[over], samples[under])
+        if len(samples[under]) >= least and found.high - found.low <= width:
+            return
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Let no garbage be collected meanwhile: it would be in one side by chance."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def turns(

@@ -5,9 +5,7 @@ neighbours that is another machine. Here there are two sides at a time, which fo
 once and change places after every round. Meant for a GPU; batches and loops are those of `hook`.
 """
 
-import contextlib
-import gc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 
 import torch
 
@@ -19,16 +17,14 @@ from benchmarks.hook import (
     Pressed,
     Size,
     Training,
-    rotate,
     tuned,
     where,
 )
-from benchmarks.measure import Samples
+from benchmarks.measure import until_narrow
 from benchmarks.presses import BITS, Case
 
 _ROUNDS = 200
-_TOGETHER = 50
-"""Rounds after which the figure is there for the first time, and again."""
+"""Fewest rounds; there may be three times as many, where noise asks for it."""
 
 
 def run(quick: bool) -> Iterator[Figure]:
@@ -52,7 +48,7 @@ def _figures(name: str, training: Training, case: Case, rounds: int) -> Iterator
     target = TARGETS[case.scheme]
     sides = {PLAIN: training.block, side.title: side.block}
     try:
-        for samples in _more(sides, rounds):
+        for samples in until_narrow(sides, side.title, PLAIN, least=rounds, most=3 * rounds):
             yield paired_of(
                 name,
                 samples,
@@ -67,28 +63,8 @@ def _figures(name: str, training: Training, case: Case, rounds: int) -> Iterator
         yield missing(name, "×", f"{type(error).__name__}: {error}"[:500], target)
 
 
-def _more(sides: Mapping[str, Callable[[], None]], rounds: int) -> Iterator[Samples]:
-    samples: Samples = {name: [] for name in sides}
-    while (left := rounds - len(samples[PLAIN])) > 0:
-        with _no_collection():
-            for name, seconds in rotate(sides, min(left, _TOGETHER)).items():
-                samples[name] += seconds
-        yield samples
-
-
 def _name(case: Case) -> str:
     return f"{case.title}, once in {RARELY} steps"
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """Let no garbage be collected meanwhile: it would be in one side by chance."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 BENCHMARK = Benchmark("rare", "one press in eight steps of a ResNet-18 training", run)

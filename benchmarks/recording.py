@@ -23,7 +23,7 @@ from torch.nn import functional
 
 import polo
 from benchmarks.figures import Benchmark, Figure, Target, amount_of, paired_of, time_of
-from benchmarks.measure import interleave
+from benchmarks.measure import interleave, until_narrow
 from polo.checks import counted
 from polo.evidence.replay.data import DataSource
 from polo.evidence.replay.record import Record
@@ -229,7 +229,11 @@ def _recorded(training: Training, case: Case) -> Iterator[Figure]:
     for _ in range(case.every - 1):
         side.after_step()
 
+    blocks = 0
+
     def recorded() -> None:
+        nonlocal blocks
+        blocks += 1
         for _ in range(block):
             training.step(side)
         side.wait()
@@ -242,14 +246,15 @@ def _recorded(training: Training, case: Case) -> Iterator[Figure]:
 
     side.wait()
     earlier = side.seconds
-    samples = interleave({"recorded": recorded, "plain": plain}, case.rounds)
-    waited, extra = (side.seconds - earlier) / (case.rounds + 1), _allocated(training) - before
+    sides, most = {"recorded": recorded, "plain": plain}, case.rounds * (2 if case.target else 1)
+    *_, samples = until_narrow(sides, "recorded", "plain", least=case.rounds, most=most)
+    waited, extra = (side.seconds - earlier) / blocks, _allocated(training) - before
     record = side.record()
     _check(training, record)
     note = (
         f"{case.optimizer}, {_where(training)}; {counted(case.segments, 'snapshot')} of "
         f"{training.state_bytes / 2**20:.0f} MiB in {block} steps, hashes included, "
-        f"{case.rounds} alternations"
+        f"{len(samples['plain'])} alternations"
     )
     yield paired_of(
         f"training {case.title} every {case.every} steps, {case.optimizer}, "
