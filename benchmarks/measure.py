@@ -100,8 +100,9 @@ def until_narrow(
     """
     samples: Samples = {name: [] for name in sides}
     while (done := len(samples[under])) < most:
+        upto = least if done < least else most
         with _no_collection():
-            for name, seconds in rotate(sides, min(most - done, _TOGETHER)).items():
+            for name, seconds in rotate(sides, min(upto - done, _TOGETHER)).items():
                 samples[name] += seconds
         yield samples
         found = paired(samples[over], samples[under])

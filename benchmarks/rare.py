@@ -24,7 +24,8 @@ from benchmarks.measure import until_narrow
 from benchmarks.presses import BITS, Case
 
 _ROUNDS = 200
-"""Fewest rounds; there may be three times as many, where noise asks for it."""
+_MOST = 600
+"""Fewest and most rounds: as many as noise asks for."""
 
 
 def run(quick: bool) -> Iterator[Figure]:
@@ -39,16 +40,17 @@ def run(quick: bool) -> Iterator[Figure]:
         for loop, compiled in (("compiled loop", True), ("eager loop", False)):
             training = Training.begin(quick, size, compiled=compiled)
             for case in cases:
-                yield from _figures(f"{_name(case)}, {loop}", training, case, size.rounds)
+                most = size.rounds if quick else _MOST
+                yield from _figures(f"{_name(case)}, {loop}", training, case, size.rounds, most)
 
 
-def _figures(name: str, training: Training, case: Case, rounds: int) -> Iterator[Figure]:
+def _figures(name: str, training: Training, case: Case, least: int, most: int) -> Iterator[Figure]:
     """The same figure, with more samples each time."""
     side = Pressed(training, case, RARELY)
     target = TARGETS[case.scheme]
     sides = {PLAIN: training.block, side.title: side.block}
     try:
-        for samples in until_narrow(sides, side.title, PLAIN, least=rounds, most=3 * rounds):
+        for samples in until_narrow(sides, side.title, PLAIN, least=least, most=most):
             yield paired_of(
                 name,
                 samples,

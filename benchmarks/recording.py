@@ -50,6 +50,7 @@ _SAMPLES = 50_000
 class Case:
     """What is recorded how often, and measured by how many alternations of how many segments.
 
+    There are at most `most`, as many as noise asks for, or else as many as there are at least.
     `whole` cases have all that a prover does for level replay, and others the recorder alone.
     """
 
@@ -60,6 +61,7 @@ class Case:
     batch: int = 128
     segments: int = 2
     whole: bool = False
+    most: int = 0
 
     @property
     def title(self) -> str:
@@ -68,7 +70,7 @@ class Case:
 
 
 _CASES = [
-    Case("SGD with momentum", EVERY, 400, _OVERHEAD),
+    Case("SGD with momentum", EVERY, 400, _OVERHEAD, most=800),
     Case("SGD with momentum", EVERY, 200, whole=True),
     Case("AdamW", EVERY, 25),
 ]
@@ -202,7 +204,7 @@ def run(quick: bool) -> Iterator[Figure]:
     on_gpu = torch.cuda.is_available()
     for case in _CASES + _ON_GPU * on_gpu:
         training = _training(case.optimizer, small=quick or not on_gpu, batch=case.batch)
-        yield from _recorded(training, replace(case, rounds=2) if quick else case)
+        yield from _recorded(training, replace(case, rounds=2, most=0) if quick else case)
     training = _training("SGD with momentum", small=quick or not on_gpu)
     yield _synchronous(training, 2 if quick else 20)
 
@@ -246,7 +248,7 @@ def _recorded(training: Training, case: Case) -> Iterator[Figure]:
 
     side.wait()
     earlier = side.seconds
-    sides, most = {"recorded": recorded, "plain": plain}, case.rounds * (2 if case.target else 1)
+    sides, most = {"recorded": recorded, "plain": plain}, case.most or case.rounds
     *_, samples = until_narrow(sides, "recorded", "plain", least=case.rounds, most=most)
     waited, extra = (side.seconds - earlier) / blocks, _allocated(training) - before
     record = side.record()

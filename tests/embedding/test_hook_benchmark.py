@@ -1,9 +1,11 @@
 """What the benchmarks of the hook make of their samples."""
 
 import gc
+from functools import partial
+from random import Random
 
 import pytest
-from benchmarks import hook, rare
+from benchmarks import hook, measure, rare
 from benchmarks.figures import Target, paired_of
 
 PLAIN = [1.00, 1.02, 0.98, 1.01, 0.99, 1.00, 1.02, 0.98]
@@ -16,6 +18,26 @@ def test_a_press_in_eight_steps_is_told_by_both_sides_together() -> None:
     assert together.value is not None
     # A press costs 2 % of a block by one side and 1 % by the other, which says it 8 times as well.
     assert together.value.median == pytest.approx(1 + (0.02 + 8 * 0.08) / 65)
+
+
+@pytest.mark.parametrize(("noise", "rounds"), [(0.0, 60), (0.5, 200)])
+def test_noise_decides_how_many_rounds_there_are(
+    noise: float, rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, random, order = [0.0], Random(1), []
+
+    def side(name: str, seconds: float) -> None:
+        order.append(name)
+        clock[0] += seconds * (1 + noise * random.random())
+
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: clock[0])
+    sides = {"with": partial(side, "with", 1.02), "without": partial(side, "without", 1.0)}
+    for samples in measure.until_narrow(sides, "with", "without", least=60, most=200):
+        found = samples
+    assert [len(seconds) for seconds in found.values()] == [rounds, rounds]
+    assert measure.paired(found["with"], found["without"]).median == pytest.approx(1.02, abs=0.05)
+    # Each is the first as often as the other.
+    assert abs(order[::2].count("with") - order[::2].count("without")) <= 1
 
 
 @pytest.fixture
