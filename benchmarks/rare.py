@@ -29,7 +29,7 @@ _MOST = 600
 
 
 def run(quick: bool) -> Iterator[Figure]:
-    """Every scheme that has a target, in a compiled and in an eager loop."""
+    """Every scheme that has a target, in an eager and in a compiled loop."""
     cases = [Case(name, bits=128 if quick else BITS) for name in TARGETS]
     if not (quick or torch.cuda.is_available()):
         for case in cases:
@@ -37,7 +37,7 @@ def run(quick: bool) -> Iterator[Figure]:
         return
     size = Size(4, RARELY, 2, 2) if quick else Size(256, RARELY, _ROUNDS, _ROUNDS)
     with tuned():
-        for loop, compiled in (("compiled loop", True), ("eager loop", False)):
+        for loop, compiled in (("eager loop", False), ("compiled loop", True)):
             training = Training.begin(quick, size, compiled=compiled)
             for case in cases:
                 most = size.rounds if quick else _MOST

@@ -50,7 +50,7 @@ def one(monkeypatch: pytest.MonkeyPatch) -> Target:
 def test_what_is_measured_directly_is_held_against_the_same_target(one: Target) -> None:
     found = list(rare.run(quick=True))
     assert [figure.name for figure in found] == [
-        f"fedipr, once in 8 steps, {loop} loop" for loop in ("compiled", "eager")
+        f"fedipr, once in 8 steps, {loop} loop" for loop in ("eager", "compiled")
     ]
     for figure in found:
         assert figure.target == one
@@ -71,7 +71,7 @@ def test_a_compiler_that_fails_costs_its_own_figures_only(
         return training
 
     monkeypatch.setattr(hook.Training, "begin", broken)
-    failed, fine = rare.run(quick=True)
+    fine, failed = rare.run(quick=True)
     assert (failed.value, failed.met, failed.target) == (None, None, one)
     assert "no_such_method" in failed.note
     assert fine.value is not None
