@@ -113,6 +113,41 @@ def test_training_passes_by_and_nobody_waits(
 
 
 @pytest.mark.usefixtures("in_stages")
+def test_devices_are_looked_at_and_waited_for_only_when_room_is_needed(
+    begin: Begin, recorder: Callable[..., Recorder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if the CPU were a GPU that is never done before somebody waits for it."""
+    here, take = torch.device("cpu"), snapshot.Slot.take
+    said: list[str] = []
+    lane = Mock(device=here, stream=Mock(wait_event=lambda event: said.append(f"waits {event}")))
+    lane.done.record = lambda _: said.append("asked")
+    lane.done.query = lambda: said.append("looked") or False
+    lane.done.synchronize = lambda: said.append("waited")
+
+    def taken(slot: snapshot.Slot, *plan: Any) -> None:
+        take(slot, *plan)
+        slot.filled[here] = "filled"
+
+    monkeypatch.setattr(snapshot.Slot, "take", taken)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
+    run = begin("buffers", "adam").steps(1)
+    one = recorder(run, every=2)
+    one._notary._lanes[here] = lane
+    one.start()
+    assert said == ["waits filled", "asked"]
+    run.record(one, 1)
+    assert said[2:] == ["looked"]
+    assert not one._notary.boundaries
+    run.record(one, 1)
+    assert said[3:5] == ["looked", "waited"]
+    assert said[-2:] == ["waits filled", "asked"]
+    assert [*one._notary.boundaries] == [0]
+    wanted = run.digests()
+    assert one.finish().boundaries[-1] == wanted
+    assert set(said[-2:]) == {"waited"}
+
+
+@pytest.mark.usefixtures("in_stages")
 def test_a_process_that_dies_is_followed_by_a_thread_and_then_by_another(
     begin: Begin, recorder: Callable[..., Recorder], threads: Threads
 ) -> None:
