@@ -85,7 +85,8 @@ def until_narrow(
     """Rotate two sides until the interval of their ratio is narrow.
 
     How wide it is decides, and never where it lies: who stopped as soon as it lay well would find
-    what was looked for.
+    what was looked for. Even so an interval that is looked at several times covers a little less
+    than it says, and noise that lasts for several rounds makes it narrower than it should be.
 
     Args:
         sides: The two sides.

@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from polo.errors import ChainError, TermsError, WeightsError
-from polo.evidence.replay import memory, notary, platform, snapshot, state
+from polo.evidence.replay import background, memory, notary, platform, snapshot, state
 from polo.evidence.replay.measuring import Measuring
 from polo.evidence.replay.notary import Notary
 from polo.evidence.replay.record import Boundary
@@ -116,12 +116,12 @@ def test_training_passes_by_and_nobody_waits(
 def test_devices_are_looked_at_and_waited_for_only_when_room_is_needed(
     begin: Begin, recorder: Callable[..., Recorder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As if the CPU were a GPU that is never done before somebody waits for it."""
+    """As if the CPU were a GPU that is done when somebody has looked three times."""
     here, take = torch.device("cpu"), snapshot.Slot.take
     said: list[str] = []
     lane = Mock(device=here, stream=Mock(wait_event=lambda event: said.append(f"waits {event}")))
     lane.done.record = lambda _: said.append("asked")
-    lane.done.query = lambda: said.append("looked") or False
+    lane.done.query = lambda: said.append("looked") or said[-3:] == ["looked"] * 3
     lane.done.synchronize = lambda: said.append("waited")
 
     def taken(slot: snapshot.Slot, *plan: Any) -> None:
@@ -139,12 +139,12 @@ def test_devices_are_looked_at_and_waited_for_only_when_room_is_needed(
     assert said[2:] == ["looked"]
     assert not one._notary.boundaries
     run.record(one, 1)
-    assert said[3:5] == ["looked", "waited"]
+    assert said[3:6] == ["looked", "looked", "waited"]
     assert said[-2:] == ["waits filled", "asked"]
     assert [*one._notary.boundaries] == [0]
     wanted = run.digests()
     assert one.finish().boundaries[-1] == wanted
-    assert set(said[-2:]) == {"waited"}
+    assert said[-5:] == ["looked"] * 3 + ["waited"] * 2
 
 
 @pytest.mark.usefixtures("in_stages")
@@ -182,7 +182,7 @@ def test_what_fails_in_a_stage_is_told(
     one.start()
     one.wait()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(one._notary, where, Mock(side_effect=error))
+        patch.setattr(one._notary, where, Mock(side_effect=[error, *[True] * 9]))
         if isinstance(error, KeyboardInterrupt):
             with pytest.raises(KeyboardInterrupt):
                 run.record(one, 2)
@@ -194,6 +194,126 @@ def test_what_fails_in_a_stage_is_told(
     one.start()
     run.record(one, 2)
     assert one.finish().boundaries[-1] == run.digests()
+
+
+@pytest.mark.usefixtures("in_stages")
+def test_what_an_interrupt_left_over_gets_into_nobodys_way(
+    begin: Begin, recorder: Callable[..., Recorder]
+) -> None:
+    """It may live on in a traceback, and end when another shard is under way."""
+    run = begin("buffers", "adam").steps(1)
+    one = recorder(run, every=1)
+    one.start()
+    one.wait()
+    run.record(one, 1)
+    # What an interrupt right before a job goes on does.
+    _, stages, _ = one._beside._under_way
+    one._beside._under_way = None
+    one.start()
+    before = run.copies()
+    run.record(one, 1)
+    stages.close()
+    for _ in range(4):
+        after = run.copies()
+        run.record(one, 1)
+        one.wait()
+        wanted = state.moves(trained(run, before), trained(run, after))
+        assert one._notary.moves[one.steps - 2] == pytest.approx(wanted, rel=1e-9, abs=2)
+        before = after
+
+
+@pytest.mark.usefixtures("in_stages")
+def test_a_device_that_cannot_be_asked_any_more_holds_nobody_up(
+    begin: Begin, recorder: Callable[..., Recorder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = begin("buffers", "adam").steps(1)
+    one = recorder(run, every=1)
+    # As many as on a GPU.
+    one._slots = one._slots[:2]
+    one.start()
+    run.record(one, 1)
+    one.wait()
+    broken = Mock(side_effect=RuntimeError("device-side assert triggered"))
+    monkeypatch.setattr(one._notary, "_is_settled", broken)
+    with pytest.raises(WeightsError, match="device-side assert"):
+        run.record(one, 3)
+    monkeypatch.setattr(one._notary, "_settle", broken)
+    process = one._notary._hasher._process._process
+    one.abandon()
+    assert process.poll() is not None
+
+
+@pytest.mark.usefixtures("in_stages")
+@pytest.mark.parametrize("when", ["is_asking", "begun"])
+def test_a_change_of_kind_that_is_broken_off_is_made_up_for(
+    when: str, begin: Begin, recorder: Callable[..., Recorder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = begin("buffers", "adam").steps(1)
+    one = recorder(run)
+    with monkeypatch.context() as patch:
+        patch.setattr(Notary, "is_asking", lambda *_: False)
+        one.start()
+    run.record(one, 3)
+    with monkeypatch.context() as patch:
+        if when == "is_asking":
+            patch.setattr(Notary, "is_asking", Mock(side_effect=[True, MemoryError]))
+        else:
+            patch.setattr(background.Stages, "__init__", Mock(side_effect=MemoryError))
+        with pytest.raises(MemoryError):
+            one.start()
+    with pytest.raises(ChainError, match="nothing is being recorded"):
+        one.after_step()
+    one.start()
+    run.record(one, 3)
+    assert one.finish().boundaries[-1] == run.digests()
+
+
+@pytest.mark.usefixtures("in_stages")
+def test_who_interrupts_the_wait_can_wait_again(
+    begin: Begin, recorder: Callable[..., Recorder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = begin("buffers", "adam").steps(1)
+    one = recorder(run)
+    one.start()
+    run.record(one, 2)
+    one.wait()
+    process = one._notary._hasher._process._process.pid
+    os.kill(process, signal.SIGSTOP)
+    one.end()
+    with monkeypatch.context() as patch:
+        patch.setattr(background.time, "sleep", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            one.finish()
+    os.kill(process, signal.SIGCONT)
+    assert one.finish().boundaries[-1] == run.digests()
+
+
+@FORKS
+@pytest.mark.usefixtures("in_stages")
+def test_a_forked_child_asks_a_process_of_its_own(
+    begin: Begin, recorder: Callable[..., Recorder]
+) -> None:
+    run = begin("buffers", "adam").steps(1)
+    one = recorder(run)
+    one.start()
+    process = one._notary._hasher._process._process.pid
+    child = os.fork()
+    if not child:
+        signal.alarm(60)
+        with contextlib.suppress(ChainError):
+            one.start()
+            os._exit(1)
+        one.abandon()
+        one.start()
+        own = one._notary._hasher._process._process.pid
+        run.record(one, 3)
+        right = one.finish().boundaries[-1] == run.digests()
+        one.abandon()
+        os._exit(0 if right and own != process else 2)
+    run.record(one, 3)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert one.finish().boundaries[-1] == run.digests()
+    assert one._notary._hasher._process._process.pid == process
 
 
 @pytest.mark.usefixtures("in_stages")
@@ -621,7 +741,7 @@ def test_a_forked_child_may_end_while_threads_hash(
     monkeypatch.setattr(pieces, "_LITTLE", 1)
     run = begin("tied", "adam")
     one = recorder(run, 1)
-    one._notary = Notary(one._free, threads=3)
+    one._notary = Notary(threads=3)
     one.start()
     for _ in range(10):
         run.record(one, 2)
@@ -640,7 +760,7 @@ def test_several_threads_hash_alike(
     monkeypatch.setattr(pieces, "_LITTLE", 1)
     run = begin("tied", "adam").steps(2)
     one = Recorder(run.model, run.optimizer, 2)
-    one._notary = Notary(one._free, threads=3)
+    one._notary = Notary(threads=3)
     one.start()
     run.record(one, 8)
     assert one.finish().boundaries[-1] == run.digests()

@@ -55,6 +55,7 @@ class Hasher:
         self._threads = threads or max(1, min(4, cores // 4))
         self._process: _Process | None = None
         self._last: _Asked | None = None
+        self._inherited: _Process | None = None
         self._lost = False
 
     def start(self) -> None:
@@ -63,6 +64,7 @@ class Hasher:
         On training's thread, which forks loaders' workers: one that is forked by another thread
         in the middle of this would hold open what this waits for to be closed.
         """
+        self._disown()
         if self._process is None and not self._lost:
             try:
                 self._process = _Process(self._threads)
@@ -81,6 +83,7 @@ class Hasher:
     def ask(self, memory: Readable, table: bytes) -> "Question":
         """Ask for the same, without waiting."""
         question = Question(self, memory, table)
+        self._disown()
         if self._last and not self._last.is_complete:
             # Whoever asked was interrupted: the answer would be taken for that to this question.
             self._end()
@@ -111,7 +114,14 @@ class Hasher:
         self._here.close()
         self._lost = False
 
+    def _disown(self) -> None:
+        """Leave a process alone that belongs to the one that this was forked from."""
+        if self._process and self._process.owner != os.getpid():
+            # Kept, so that nothing is done to it.
+            self._inherited, self._process, self._last = self._process, None, None
+
     def _end(self) -> None:
+        self._disown()
         process, self._process, self._last = self._process, None, None
         if process:
             process.end()
@@ -162,9 +172,13 @@ class _Process:
 
     Raises:
         OSError: It cannot be started.
+
+    Attributes:
+        owner: The process that it was started by.
     """
 
     def __init__(self, threads: int) -> None:
+        self.owner = os.getpid()
         self._connection, theirs = socket.socketpair()
         self._connection.settimeout(_INTERVAL)
         # Not `select.select`, which knows the first 1,024 descriptors alone.

@@ -1,14 +1,18 @@
 """Jobs in order, beside training: by a thread, or a little of them whenever training passes by."""
 
+import contextlib
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Generator
 from typing import Generic, TypeVar
 
 from polo.errors import ChainError, WeightsError
 
 Job = TypeVar("Job")
+
+_NAP = 0.0002
 
 
 class Beside(Generic[Job]):
@@ -100,7 +104,7 @@ class Background(Beside[Job]):
 
     def wait(self) -> None:
         """Wait until every job is done or dropped."""
-        if self.here:
+        if self.here and not self._stopped:
             self._jobs.join()
 
     def stop(self) -> None:
@@ -156,45 +160,65 @@ class Stages(Beside[Job]):
         if self.failure is not None:
             self._drop(job)
         else:
-            self._go_on(job, self._work(job))
+            self._under_way = job, self._work(job), lambda: True
+            self._go_on()
 
     def pass_by(self) -> None:
         """Go on with the job if what it waits for is over."""
-        if self._under_way and self.here:
-            self._go_on(*self._under_way)
+        if self.here and self._is_over():
+            self._go_on()
 
     def make_room(self) -> None:
         """Let go of what the job before holds: all of it, when it is done."""
         self.wait()
 
     def wait(self) -> None:
-        """Finish the job; each stage then waits for what it needs."""
+        """Finish the job. Who interrupts this can call it again."""
         while self._under_way and self.here:
-            job, stages, _ = self._under_way
-            self._go_on(job, stages)
+            if self._is_over():
+                self._go_on()
+            else:
+                time.sleep(_NAP)
 
     def stop(self) -> None:
         """Leave the job that is under way, and end."""
         under_way, self._under_way = self._under_way, None
-        if under_way:
-            under_way[1].close()
-        self._close()
+        # As on a thread: what fails now is nobody's concern any more.
+        with contextlib.suppress(Exception):
+            if under_way:
+                under_way[1].close()
+        with contextlib.suppress(Exception):
+            self._close()
 
-    def _go_on(
-        self,
-        job: Job,
-        stages: Generator[Callable[[], bool]],
-        is_over: Callable[[], bool] | None = None,
-    ) -> None:
-        """Go on with a job, if what it waits for is over or is to be waited for."""
+    def _is_over(self) -> bool:
+        """Whether there is a job, and what it waits for is over."""
+        if self._under_way is None:
+            return False
+        job, stages, is_over = self._under_way
+        try:
+            return is_over()
+        except Exception as error:
+            self._under_way = None
+            self._fail(job, error)
+            with contextlib.suppress(Exception):
+                stages.close()
+            return False
+
+    def _go_on(self) -> None:
+        """Go on with the job that is under way."""
+        assert self._under_way is not None
+        job, stages, _ = self._under_way
         # Should this be interrupted, it counts as failed: nobody knows how far it came.
         self._under_way, self.failure = None, (job, InterruptedError("it was interrupted"))
         try:
-            if is_over is None or is_over():
-                is_over = next(stages, None)
+            is_over = next(stages, None)
         except Exception as error:
-            self.failure = job, error
+            self._fail(job, error)
             return
         if is_over:
             self._under_way = job, stages, is_over
         self.failure = None
+
+    def _fail(self, job: Job, error: Exception) -> None:
+        # Without the frames of whoever trains, which it would keep alive.
+        self.failure = job, error.with_traceback(None)

@@ -84,7 +84,7 @@ class Engine(Stepper):
         self._shard: Shard | None = None
         self._small = carrier.layout.size < _SMALL
         self._recorders = [
-            Recorder(self.model, self.optimizer, recipe.every, device)
+            Recorder(self.model, self.optimizer, recipe.every, device, threaded=True)
             for _ in range(2 if self._small else 1)
         ]
         self._copies = Copies(kept=self._small)

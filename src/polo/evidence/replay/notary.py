@@ -36,6 +36,7 @@ class Job:
         slot: The snapshot.
         before: The snapshot at the boundary before; None at the first.
         last: Whether nothing but the sealing follows, in which case both snapshots are kept.
+        free: Where slots go that are needed no more.
         known: Its digests, where nothing need be hashed to know them.
     """
 
@@ -43,6 +44,7 @@ class Job:
     slot: Slot
     before: Slot | None
     last: bool
+    free: "queue.SimpleQueue[Slot]"
     known: Boundary | None = None
 
     def __str__(self) -> str:
@@ -53,7 +55,6 @@ class Notary:
     """Notes snapshots, one at a time.
 
     Args:
-        free: Where slots go that are needed no more.
         threads: How many threads hash large states; by default some of the cores.
 
     Attributes:
@@ -61,8 +62,7 @@ class Notary:
         moves: Moves by segment.
     """
 
-    def __init__(self, free: "queue.SimpleQueue[Slot]", threads: int | None = None) -> None:
-        self._free = free
+    def __init__(self, threads: int | None = None) -> None:
         self.boundaries: dict[int, Boundary] = {}
         self.moves: dict[int, tuple[int, int]] = {}
         self._hasher = Hasher(threads)
@@ -121,7 +121,7 @@ class Notary:
         finally:
             # Even where a device has failed: training may wait for the room.
             if job.before and not job.last:
-                self._free.put(job.before)
+                job.free.put(job.before)
 
     def forget(self, number: int) -> None:
         """Forget a boundary and the segment before it."""
@@ -204,7 +204,7 @@ class Notary:
         image, self._image = self._image, None
         try:
             for lane in self._lanes.values():
-                lane.done.synchronize()
+                lane.stream.synchronize()
         finally:
             if image:
                 image.memory.release()

@@ -62,6 +62,8 @@ class Recorder:
         every: How many steps a segment has.
         device: Where training happens, for the description of the platform; by default where the
             first parameter is.
+        threaded: Whether snapshots are noted by a thread in any case: where nobody passes by after
+            the last step, nobody else would go on with them.
 
     Attributes:
         seconds: How long training had to wait, all in all.
@@ -73,6 +75,8 @@ class Recorder:
         optimizer: torch.optim.Optimizer,
         every: int,
         device: torch.device | str | None = None,
+        *,
+        threaded: bool = False,
     ) -> None:
         if every < 1:
             raise TermsError(f"a record every {every} steps: give 1 or more")
@@ -80,11 +84,12 @@ class Recorder:
         self._model = model
         self._optimizer = optimizer
         self._every = every
+        self._threaded = threaded
         found = next(model.parameters()).device if device is None else torch.device(device)
         self._device = found
         self._slots = [Slot() for _ in range(2 if found.type == "cuda" else 3)]
         self._free: queue.SimpleQueue[Slot] = queue.SimpleQueue()
-        self._notary = Notary(self._free)
+        self._notary = Notary()
         self._beside: Beside[Job] | None = None
         self._end: Callable[[], object] = lambda: None
         self._watched: Watched | None = None
@@ -108,6 +113,8 @@ class Recorder:
         """
         with self._timed():
             self.reset()
+            if self._beside is not None:
+                self._beside.check()
             self._watched = Watched(self._model, self._optimizer, self._watched)
             self._begin(self._watched)
             self._platform = platform.describe(self._device)
@@ -118,8 +125,8 @@ class Recorder:
     def after_step(self) -> None:
         """Count a step, and take a snapshot when a segment is full."""
         self._check()
-        self._resume()
         self._complete = False
+        self._resume()
         self._pass_by()
         self._steps += 1
         if self._steps == 1:
@@ -196,14 +203,15 @@ class Recorder:
 
     def abandon(self) -> None:
         """Forget the shard, end the thread, and let go of all memory."""
-        self._end()
         self._beside = self._watched = None
+        self._end()
         self._slots = [Slot() for _ in self._slots]
         self._forget()
 
     def _forget(self) -> None:
-        while not self._free.empty():
-            self._free.get()
+        self._complete = False
+        # A new one: whoever is left over from before must not hand out what is in use now.
+        self._free = queue.SimpleQueue()
         for slot in self._slots:
             self._free.put(slot)
         self._notary.boundaries.clear()
@@ -223,12 +231,13 @@ class Recorder:
         plan, tensors = self._watched.planned()
         # This is where training waits if what is done beside it is more than a segment behind.
         self._beside.make_room()
+        self._beside.check()
         slot = self._free.get()
         self._beside.check()
         slot.take(plan, tensors)
         self._notary.expect(slot)
         number = -(-self._steps // self._every)
-        self._beside.submit(Job(number, slot, self._previous, last, known))
+        self._beside.submit(Job(number, slot, self._previous, last, self._free, known))
         if last:
             self._tail = slot
         else:
@@ -238,10 +247,11 @@ class Recorder:
     def _begin(self, watched: Watched) -> None:
         """Have snapshots noted by another thread, unless it would do nothing but ask and wait."""
         notary, (plan, _) = self._notary, watched.planned()
-        asking = notary.is_asking(plan)
+        asking = not self._threaded and notary.is_asking(plan)
         if self._beside is not None and isinstance(self._beside, Stages) == asking:
             return
         # Whom it asks ends with what was there before.
+        self._beside = None
         self._end()
         if asking and notary.is_asking(plan):
             self._beside = Stages(notary.stages, notary.drop, notary.close)
@@ -263,7 +273,7 @@ class Recorder:
             self._tail = None
 
     def _check(self) -> None:
-        if self._beside is None:
+        if self._beside is None or self._previous is None:
             raise ChainError("nothing is being recorded", advice="Call start() first.")
         self._beside.check()
         if not self._complete:
