@@ -261,6 +261,24 @@ def test_an_answer_that_nobody_waited_for_is_not_taken_for_another(
     assert one.elsewhere
 
 
+def test_who_is_interrupted_while_an_answer_comes_gets_it_all_the_same(
+    one: Hasher, image: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    question, received = one.ask(image, listed(PIECES)), hasher._Process.received
+
+    def cut(process: Any, *most: Any) -> None:
+        received(process, *most)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(hasher._Process, "received", cut)
+        with pytest.raises(KeyboardInterrupt):
+            question.answer()
+    assert question.is_answered()
+    assert question.answer() == right(image, PIECES)
+    assert not one.elsewhere
+
+
 def test_a_question_can_be_looked_at(one: Hasher, image: Memory) -> None:
     os.kill(pid_of(one), signal.SIGSTOP)
     question = one.ask(image, listed(PIECES))

@@ -244,6 +244,7 @@ class _Asked:
     def __init__(self, process: _Process, size: int, deadline: float) -> None:
         self._process, self._size, self._deadline = process, size, deadline
         self._found = b""
+        self._cut = False
 
     @property
     def is_complete(self) -> bool:
@@ -265,7 +266,7 @@ class _Asked:
             OSError: It will not.
         """
         while missing := self._size - len(self._found):
-            if not self._process.has_more():
+            if not self._cut and not self._process.has_more():
                 if self._process.is_over(self._deadline) and not self._process.has_more():
                     raise self._process.lost()
                 return False
@@ -283,10 +284,13 @@ class _Asked:
         return self._found
 
     def _more(self, missing: int) -> None:
-        more = self._process.received(missing, self._deadline)
+        # Whoever was interrupted in here may have lost what came.
+        cut, self._cut = self._cut, True
+        more = b"" if cut else self._process.received(missing, self._deadline)
         if not more:
             raise self._process.lost()
         self._found += more
+        self._cut = False
 
 
 def command(threads: int) -> list[str]:
