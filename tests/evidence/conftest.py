@@ -21,7 +21,7 @@ from polo.evidence.replay.data import DataSource
 from polo.evidence.replay.recipe import Recipe
 from polo.evidence.replay.record import Boundary, Record, load
 from polo.evidence.replay.recorder import Recorder
-from polo.evidence.replay.state import named_state, state_digests
+from polo.evidence.replay.state import Snapshot, moves, named_state, state_digests, trained_names
 from polo.protocol import nonces, signing
 from polo.protocol.challenge import Answer, Challenge, Place
 from polo.protocol.digest import tagged
@@ -97,13 +97,19 @@ class Run:
             self.step()
         return self
 
-    def copies(self) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    def copies(self) -> Snapshot:
         """Copies of the state."""
         model, rest = (
             {name: value.detach().clone() for name, value in part.items()}
             for part in named_state(self.model, self.optimizer)
         )
         return model, rest
+
+    def moves(self, before: Snapshot, after: Snapshot) -> tuple[int, int]:
+        """How far the state moved between two copies."""
+        names = trained_names(self.model)
+        both = (({name: model[name] for name in names}, rest) for model, rest in (before, after))
+        return moves(*both)
 
     def digests(self) -> Boundary:
         """Digests of the state."""

@@ -31,11 +31,6 @@ FORKS = pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 """Python 3.12 warns of what loaders do all the time, and what these tests are about."""
 
 
-def trained(run: Any, copies: state.Snapshot) -> state.Snapshot:
-    names = state.trained_names(run.model)
-    return {name: copies[0][name] for name in names}, copies[1]
-
-
 def seal(run: Any) -> None:
     with torch.no_grad():
         for parameter in run.model.parameters():
@@ -71,7 +66,7 @@ def test_every_boundary_and_move_is_what_is_found_at_once(
         found = one.sealed(run.model)
         assert found.boundaries == tuple(wanted)
         pairs = zip(kept, [*kept[1:], run.copies()], strict=True)
-        moves = [state.moves(trained(run, before), trained(run, after)) for before, after in pairs]
+        moves = [run.moves(before, after) for before, after in pairs]
         for got, right in zip(found.moves, [*moves[:-1], (moves[-1][0], 0)], strict=True):
             assert got == pytest.approx(right, rel=1e-9, abs=2)
         assert found.platform == platform.text_of(platform.describe("cpu"))
@@ -91,7 +86,7 @@ def test_a_state_whose_digests_are_known_is_not_hashed(
     found = one.finish()
     assert found.boundaries == (known, run.digests())
     assert len(hashed) == 1
-    right = state.moves(trained(run, before), trained(run, run.copies()))
+    right = run.moves(before, run.copies())
     assert found.moves[0] == pytest.approx(right, rel=1e-9, abs=2)
 
 
@@ -117,7 +112,7 @@ def test_what_is_on_several_devices_is_brought_together(
     found = one.finish()
     assert found.boundaries == tuple(wanted)
     for at, move in enumerate(found.moves):
-        right = state.moves(trained(run, kept[at]), trained(run, kept[at + 1]))
+        right = run.moves(kept[at], kept[at + 1])
         assert move == pytest.approx(right, rel=1e-9, abs=2)
     assert one._notary._image
     one.abandon()

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from polo.errors import ChainError, WeightsError
-from polo.evidence.replay import background, snapshot, state
+from polo.evidence.replay import background, snapshot
 from polo.evidence.replay.notary import Notary
 from polo.evidence.replay.recorder import Recorder
 from polo.weights import sharing
@@ -23,11 +23,6 @@ Threads = Callable[[], list[threading.Thread]]
 
 FORKS = pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 """Python 3.12 warns of what loaders do all the time, and what these tests are about."""
-
-
-def trained(run: Any, copies: state.Snapshot) -> state.Snapshot:
-    names = state.trained_names(run.model)
-    return {name: copies[0][name] for name in names}, copies[1]
 
 
 @pytest.fixture(autouse=True)
@@ -163,7 +158,7 @@ def test_what_an_interrupt_left_over_gets_into_nobodys_way(
         after = run.copies()
         run.record(one, 1)
         one.wait()
-        wanted = state.moves(trained(run, before), trained(run, after))
+        wanted = run.moves(before, after)
         assert one._notary.moves[one.steps - 2] == pytest.approx(wanted, rel=1e-9, abs=2)
         before = after
 

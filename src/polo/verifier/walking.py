@@ -140,7 +140,8 @@ def _side_by_side(
             if by_processes:
                 hasher.start()
             hashers.put(hasher)
-        files = ((number, stack.enter_context(checkpoint.again())) for number, checkpoint in kept)
+        opened = stack.enter_context(contextlib.ExitStack())
+        files = ((number, opened.enter_context(checkpoint.again())) for number, checkpoint in kept)
         # The next one may have to be unpacked; that, too, is done meanwhile.
         pulled = stack.enter_context(contextlib.closing(ahead(files)))
         outcomes = at_once(look, _with_its_end(pulled), together, most=together)

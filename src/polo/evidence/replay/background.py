@@ -5,6 +5,7 @@ import os
 import queue
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from typing import Generic, TypeVar
 
@@ -13,9 +14,10 @@ from polo.errors import ChainError, WeightsError
 Job = TypeVar("Job")
 
 _NAP = 0.0002
+"""Seconds between two looks while somebody waits: a hundredth of what a large state takes."""
 
 
-class Beside(Generic[Job]):
+class Beside(ABC, Generic[Job]):
     """Jobs that are done in order, beside training.
 
     After a job has failed, those that follow are dropped, and the failure is kept.
@@ -49,28 +51,30 @@ class Beside(Generic[Job]):
         """Whether this is the process that the thread is in; a forked child has none."""
         return os.getpid() == self._process
 
+    @abstractmethod
     def submit(self, job: Job) -> None:
         """Hand a job over."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def passes(self) -> bool:
         """Whether `pass_by` has something to do."""
-        return False
 
+    @abstractmethod
     def pass_by(self) -> None:
         """Training passes by, and is not to be held up."""
 
+    @abstractmethod
     def make_room(self) -> None:
         """Let go of what jobs before hold, as far as that is for this thread to do."""
 
+    @abstractmethod
     def wait(self) -> None:
         """Wait until every job is done or dropped."""
-        raise NotImplementedError
 
+    @abstractmethod
     def stop(self) -> None:
         """Drop what is not done, and end."""
-        raise NotImplementedError
 
 
 class Background(Beside[Job]):
@@ -98,6 +102,17 @@ class Background(Beside[Job]):
         self._thread = threading.Thread(target=self._run, name="polo-recorder", daemon=True)
         self._thread.start()
 
+    @property
+    def passes(self) -> bool:
+        """Never: the thread goes on by itself."""
+        return False
+
+    def pass_by(self) -> None:
+        """Nothing is to be done."""
+
+    def make_room(self) -> None:
+        """Nothing is to be done: the thread does."""
+
     def submit(self, job: Job) -> None:
         """Hand a job over."""
         self._jobs.put(job)
@@ -123,7 +138,9 @@ class Background(Beside[Job]):
             except BaseException as error:
                 self.failure = self.failure or (job, error)
             self._jobs.task_done()
-        self._close()
+        # What fails now is nobody's concern any more.
+        with contextlib.suppress(Exception):
+            self._close()
 
 
 class Stages(Beside[Job]):
