@@ -249,28 +249,26 @@ def _recorded(training: Training, case: Case) -> Iterator[Figure]:
     side.wait()
     earlier = side.seconds
     sides, most = {"recorded": recorded, "plain": plain}, case.most or case.rounds
-    *_, samples = until_narrow(sides, "recorded", "plain", least=case.rounds, most=most)
-    waited, extra = (side.seconds - earlier) / blocks, _allocated(training) - before
+    # The same figure, with more samples each time: a run that breaks off has not been in vain.
+    for samples in until_narrow(sides, "recorded", "plain", least=case.rounds, most=most):
+        extra = _allocated(training) - before
+        yield paired_of(
+            f"training {case.title} every {case.every} steps, {case.optimizer}, "
+            f"batch {len(training.images)}",
+            samples,
+            "recorded",
+            "plain",
+            target=case.target,
+            note=f"{case.optimizer}, {_where(training)}; {counted(case.segments, 'snapshot')} of "
+            f"{training.state_bytes / 2**20:.0f} MiB in {block} steps, hashes included, "
+            f"{len(samples['plain'])} alternations",
+            details={
+                "seconds inside the recorder, a block": (side.seconds - earlier) / blocks,
+                "device memory beyond training, in states": extra / training.state_bytes,
+            },
+        )
     record = side.record()
     _check(training, record)
-    note = (
-        f"{case.optimizer}, {_where(training)}; {counted(case.segments, 'snapshot')} of "
-        f"{training.state_bytes / 2**20:.0f} MiB in {block} steps, hashes included, "
-        f"{len(samples['plain'])} alternations"
-    )
-    yield paired_of(
-        f"training {case.title} every {case.every} steps, {case.optimizer}, "
-        f"batch {len(training.images)}",
-        samples,
-        "recorded",
-        "plain",
-        target=case.target,
-        note=note,
-        details={
-            "seconds inside the recorder, a block": waited,
-            "device memory beyond training, in states": extra / training.state_bytes,
-        },
-    )
     if case.target:
         twice = Record(record.boundaries * 2, record.moves * 2, record.platform)
         size, added = len(record.encode()), len(twice.encode()) - len(record.encode())

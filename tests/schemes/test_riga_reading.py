@@ -164,6 +164,19 @@ def test_rows_are_balanced_and_hidden_units_suffice() -> None:
         assert hidden_units(mark) == max(64, 2 * mark.group_bits)
 
 
+def test_of_equal_words_those_that_come_first_have_plus(monkeypatch: pytest.MonkeyPatch) -> None:
+    mark = mark_of(64, 2)
+    words = np.arange(64, dtype="<u8")
+    words[10:50] = 10  # 10 below, 40 alike, of which 22 have plus
+    rows = np.stack([words, words[::-1], np.zeros(64, "<u8"), np.arange(64, dtype="<u8")])
+    monkeypatch.setattr(riga, "_words", lambda *_: rows)
+    (signs,) = riga.out_parts(mark, 0)
+    expected = -np.ones((4, 64), int)
+    expected[0, :32], expected[1, 14:36], expected[1, 54:] = 1, 1, 1
+    expected[2, :32] = expected[3, :32] = 1
+    assert np.array_equal(signs, expected)
+
+
 def test_groups_can_be_read_alone_and_in_any_order() -> None:
     mark = mark_of(96, 3)
     values = weights_of("trained", (3, 256))

@@ -33,7 +33,7 @@ class LinearPress:
     def __init__(
         self, mark: Mark, terms: Terms, device: torch.device, *, columns: int | None = None
     ) -> None:
-        signs = np.stack([mark.signs(group, columns) for group in range(mark.groups)])
+        signs = mark.signs_of(range(mark.groups), columns)
         self.groups = mark.groups
         self.rows = Rows(np.where(mark.bits[:, :, None], signs, -signs), device)
         self.budget = terms.finish.budget / MILLION

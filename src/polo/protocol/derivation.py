@@ -4,7 +4,7 @@ Specification: docs/protocol.md, sections 6 and 7.
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from polo.protocol.digest import tagged, u32
 
@@ -26,8 +26,14 @@ def seed(*, root: bytes, shard: int, nonce: bytes, identity: bytes, terms: bytes
 
 def stream(seed: bytes, label: str, index: int, size: int) -> bytes:
     """The first `size` bytes of SHAKE-256 over the seed, a label and an index."""
+    return streams(seed, label, (index,), size)
+
+
+def streams(seed: bytes, label: str, indices: Iterable[int], size: int) -> bytes:
+    """The same for several indices, one after the other."""
     name = label.encode("ascii")
-    return hashlib.shake_256(bytes([len(name)]) + name + seed + u32(index)).digest(size)
+    shake, start = hashlib.shake_256, bytes([len(name)]) + name + seed
+    return b"".join([shake(start + u32(index)).digest(size) for index in indices])
 
 
 def bits(seed: bytes, count: int) -> bytes:
@@ -55,7 +61,12 @@ def positions(seed: bytes, count: int, blocks: int) -> tuple[int, ...]:
 
 def key(seed: bytes, group: int, signs: int) -> bytes:
     """The key k of one group: `signs` signs, one bit each, 1 for plus; order as in `bits`."""
-    return stream(seed, "polo/key/1", group, -(-signs // 8))
+    return keys(seed, (group,), signs)
+
+
+def keys(seed: bytes, groups: Iterable[int], signs: int) -> bytes:
+    """The keys of several groups, one after the other, each beginning with a byte of its own."""
+    return streams(seed, "polo/key/1", groups, -(-signs // 8))
 
 
 def _words(seed: bytes, guess: int) -> Iterator[int]:

@@ -25,6 +25,8 @@ MAX_UNITS = 2**48
 
 _SPLIT = 24
 _ROWS = 256
+_CELLS = 2**18
+"""Signs of so many weights are looked at together: as float64 they fit into a core's cache."""
 
 
 class Ednn:
@@ -58,10 +60,10 @@ def matches(
 def matching(mark: "Mark", units: NDArray[np.int64], groups: Sequence[int]) -> NDArray[np.bool_]:
     """Which bits match, given what the key's columns stand for: integers, groups × columns."""
     columns = units.shape[1]
-    pairs = zip(groups, units, strict=True)
-    return right(
-        mark, np.stack([signed_sums(mark.signs(g, columns), row) for g, row in pairs]), groups
-    )
+    each = max(1, _CELLS // (mark.group_bits * columns))
+    parts = [slice(at, at + each) for at in range(0, len(groups), each)]
+    sums = [signed_sums(mark.signs_of(groups[part], columns), units[part]) for part in parts]
+    return right(mark, np.concatenate(sums), groups)
 
 
 def right(mark: "Mark", sums: NDArray[np.int64], groups: Sequence[int]) -> NDArray[np.bool_]:

@@ -5,6 +5,7 @@ takes several together, is a group: its own weights, its own few bits, its own s
 dense key all blocks together are one group.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -59,12 +60,17 @@ class Mark:
 
     def signs(self, group: int, columns: int | None = None) -> NDArray[np.int8]:
         """K of one group, ±1, by bit and column; by default a column is a weight."""
+        found: NDArray[np.int8] = self.signs_of((group,), columns)[0]
+        return found
+
+    def signs_of(self, groups: Sequence[int], columns: int | None = None) -> NDArray[np.int8]:
+        """K of several groups, ±1, by group, bit and column."""
         columns = self.group_weights if columns is None else columns
         count = self.group_bits * columns
-        raw = np.frombuffer(derivation.key(self.seed, group, count), dtype=np.uint8)
-        flat = np.unpackbits(raw, bitorder="little")[:count]
-        plus_minus = flat.astype(np.int8) * 2 - 1
-        return plus_minus.reshape(self.group_bits, columns)
+        raw = np.frombuffer(derivation.keys(self.seed, groups, count), dtype=np.uint8)
+        rows = raw.reshape(len(groups), -1)
+        plus = np.unpackbits(rows, axis=1, count=count, bitorder="little").view(np.int8)
+        return (plus * 2 - 1).reshape(len(groups), self.group_bits, columns)
 
 
 def carrier_of(terms: Terms, layout: Layout) -> Carrier:

@@ -131,11 +131,10 @@ def _remembered(mark: "Mark") -> tuple[NDArray[np.int8], NDArray[np.int8]]:
 
 
 def _derived(mark: "Mark") -> tuple[NDArray[np.int8], NDArray[np.int8]]:
-    hidden, out = (
-        np.stack([np.concatenate(list(parts(mark, group))) for group in range(mark.groups)])
-        for parts in (hidden_parts, out_parts)
-    )
-    return hidden, out
+    units, groups, bits = hidden_units(mark), range(mark.groups), mark.scheme.bits
+    hidden = _signs_from(_hidden_rows(mark, groups)).reshape(len(groups), units, -1)
+    out = np.concatenate([_balanced(_words(mark, part)) for part in _parts(bits, units)])
+    return hidden, out.reshape(len(groups), mark.group_bits, units)
 
 
 def _cells(mark: "Mark") -> int:
@@ -154,38 +153,51 @@ def _hidden_units(bits: int) -> int:
 
 def hidden_parts(mark: "Mark", group: int) -> Iterator[NDArray[np.int8]]:
     """X₁ of a group, ±1, some rows at a time: hidden units × weights."""
-    units, weights = hidden_units(mark), mark.group_weights
-    data = derivation.stream(mark.seed, "polo/riga-hidden/1", group, units * weights // 8)
+    rows = _hidden_rows(mark, (group,))
+    for part in _parts(hidden_units(mark), mark.group_weights):
+        yield _signs_from(rows[part])
+
+
+def _hidden_rows(mark: "Mark", groups: Sequence[int]) -> NDArray[np.uint8]:
+    """X₁ of some groups, a bit for each sign, a row for each hidden unit."""
     # Blocks have at least 16 weights, so every row begins with a byte of its own.
-    rows = np.frombuffer(data, dtype=np.uint8).reshape(units, weights // 8)
-    for part in _parts(units, weights):
-        bits = np.unpackbits(rows[part], axis=1, bitorder="little")
-        yield bits.astype(np.int8) * 2 - 1
+    units, size = hidden_units(mark), mark.group_weights // 8
+    data = derivation.streams(mark.seed, "polo/riga-hidden/1", groups, units * size)
+    return np.frombuffer(data, dtype=np.uint8).reshape(-1, size)
+
+
+def _signs_from(rows: NDArray[np.uint8]) -> NDArray[np.int8]:
+    signs: NDArray[np.int8] = np.unpackbits(rows, axis=1, bitorder="little").view(np.int8) * 2 - 1
+    return signs
 
 
 def out_parts(mark: "Mark", group: int) -> Iterator[NDArray[np.int8]]:
-    """X₂ of a group, ±1, some rows at a time: bits × hidden units.
+    """X₂ of a group, ±1, some rows at a time: bits × hidden units."""
+    first = group * mark.group_bits
+    for part in _parts(mark.group_bits, hidden_units(mark)):
+        yield _balanced(_words(mark, slice(first + part.start, first + part.stop)))
 
-    A row has as many words as there are hidden units; those with the smaller half of the words,
-    of equal words those that come first, have plus.
+
+def _words(mark: "Mark", bits: slice) -> NDArray[np.uint64]:
+    """What rows of X₂ come from: as many words for each bit as there are hidden units."""
+    units, rows = hidden_units(mark), range(bits.start, bits.stop)
+    data = derivation.streams(mark.seed, "polo/riga-out/1", rows, 8 * units)
+    return np.frombuffer(data, dtype="<u8").reshape(-1, units)
+
+
+def _balanced(words: NDArray[np.uint64]) -> NDArray[np.int8]:
+    """Rows of signs, half of them plus.
+
+    Those with the smaller half of a row's words have plus; of equal words those that come first.
     """
-    units = hidden_units(mark)
-    for part in _parts(mark.group_bits, units):
-        words = np.stack(
-            [
-                _words(mark.seed, group * mark.group_bits + row, units)
-                for row in range(part.start, part.stop)
-            ]
-        )
-        order = np.argsort(words, axis=1, kind="stable")
-        signs = np.full(words.shape, -1, dtype=np.int8)
-        np.put_along_axis(signs, order[:, : units // 2], 1, axis=1)
-        yield signs
-
-
-def _words(seed: bytes, bit: int, count: int) -> NDArray[np.uint64]:
-    data = derivation.stream(seed, "polo/riga-out/1", bit, 8 * count)
-    return np.frombuffer(data, dtype="<u8")
+    half = words.shape[1] // 2
+    plus = words <= np.partition(words, half - 1, axis=1)[:, half - 1 : half]
+    for row in np.flatnonzero(plus.sum(axis=1) != half):
+        # Words of 64 bits are hardly ever equal; a proof may still have been made so.
+        plus[row] = False
+        plus[row, np.argsort(words[row], kind="stable")[:half]] = True
+    signs: NDArray[np.int8] = plus.view(np.int8) * 2 - 1
+    return signs
 
 
 def _parts(rows: int, columns: int) -> Iterator[slice]:
