@@ -13,7 +13,7 @@ from polo.errors import TermsError
 from polo.protocol.detection import MILLION
 from polo.protocol.layout import CHUNK_BYTES, Layout, Tensor
 from polo.protocol.records import SchemeTerms
-from polo.watermark import Mark, read
+from polo.watermark import Mark, read, riga
 from polo.watermark.mark import check_scheme
 from polo.watermark.riga import Riga, directions, hidden_units
 
