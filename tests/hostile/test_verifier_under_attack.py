@@ -20,7 +20,7 @@ import polo
 from polo.protocol import canonical, signing
 from polo.protocol.records import File
 from polo.storage.folder import MANIFEST_FILE, checkpoint_path
-from polo.verifier import Outcome, Policy, Status, delivered, walking
+from polo.verifier import Outcome, Policy, Status, delivered, hashers
 from polo.weights import loading
 
 UNTESTED = Policy("none")
@@ -85,7 +85,7 @@ def test_a_file_that_changes_between_two_reads(
     assert made.verify().outcome is Outcome.ACCEPTED, "what was hashed is in memory"
     assert last.read_bytes() == other
     last.write_bytes(honest)
-    monkeypatch.setattr(walking, "MOST_HELD", 0)
+    monkeypatch.setattr(hashers, "MOST_HELD", 0)
     verdict = made.verify()
     assert verdict.outcome is Outcome.REJECTED
     assert any("changed while" in check.detail for check in verdict.of(Status.FAILED))
@@ -116,7 +116,7 @@ class Copied(nn.Sequential):
         return {k: v.clone() for k, v in super().state_dict(*arguments, **options).items()}
 
 
-@pytest.mark.parametrize("most", [0, walking.MOST_HELD])
+@pytest.mark.parametrize("most", [0, hashers.MOST_HELD])
 @pytest.mark.parametrize("folded", [True, False])
 def test_weights_that_the_model_does_not_take_are_not_tested(
     make_proof: Callable[..., Any],
@@ -129,7 +129,7 @@ def test_weights_that_the_model_does_not_take_are_not_tested(
     kind, tiny = type(task), task.build_model
     made = make_proof(task=kind(lambda: Folded(apart=True)) if folded else task)
     assert made.verify().outcome is Outcome.ACCEPTED
-    monkeypatch.setattr(walking, "MOST_HELD", most)
+    monkeypatch.setattr(hashers, "MOST_HELD", most)
     other = kind(Folded if folded else lambda: Copied(*tiny()))
     verdict = polo.verify(made.path, trust=made.issuer.public_key, task=other)
     assert verdict.outcome is Outcome.REJECTED
@@ -138,7 +138,7 @@ def test_weights_that_the_model_does_not_take_are_not_tested(
     }
 
 
-@pytest.mark.parametrize("most", [0, walking.MOST_HELD])
+@pytest.mark.parametrize("most", [0, hashers.MOST_HELD])
 def test_a_checkpoint_that_changes_before_it_is_compared(
     make_proof: Callable[..., Any], most: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -153,7 +153,7 @@ def test_a_checkpoint_that_changes_before_it_is_compared(
         return compare(path, checkpoint)
 
     monkeypatch.setattr(delivered, "compare", compare_late)
-    monkeypatch.setattr(walking, "MOST_HELD", most)
+    monkeypatch.setattr(hashers, "MOST_HELD", most)
     verdict = made.verify(model=stranger)
     assert verdict.outcome is Outcome.REJECTED
     assert [check.name for check in verdict.of(Status.FAILED)] == ["delivered"]

@@ -1,17 +1,19 @@
 """Checkpoints that are hashed while the one before is looked at."""
 
+import contextlib
 import gc
 import os
 import resource
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from polo.errors import FormatError, WeightsError
-from polo.verifier import walking
+from polo.verifier import hashers, walking
+from polo.verifier.hashers import Hashers
 from polo.weights import sharing
 from polo.weights.checkpoint import Checkpoint, HeldCheckpoint, MemoryCheckpoint
 from polo.weights.files import FileCheckpoint, write_checkpoint
@@ -44,12 +46,29 @@ def kept(files: list[Path]) -> Iterator[tuple[int, FileCheckpoint]]:
             yield number, checkpoint
 
 
+def seen(
+    files: list[Path],
+    *,
+    looked_at: Collection[int],
+    threads: int | None = None,
+    keeping: bool = False,
+    longer: bool = False,
+) -> Iterator[walking.Seen]:
+    """The walk through some files, with hashers of its own."""
+    with Hashers(LAYOUT, len(files), threads) as own:
+        walk = walking.seen(
+            kept(files), own, looked_at=looked_at, keeping=keeping, longer=longer, threads=threads
+        )
+        with contextlib.closing(walk):  # type: ignore[type-var]
+            yield from walk
+
+
 @pytest.fixture(params=["by threads", "by processes"])
 def much(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether there is so much to hash that processes do it."""
     if request.param == "by processes":
         monkeypatch.setattr(sharing, "LARGE", 1)
-        monkeypatch.setattr(walking, "MUCH", 1)
+        monkeypatch.setattr(hashers, "MUCH", 1)
     return bool(request.param == "by processes")
 
 
@@ -71,9 +90,9 @@ def test_every_checkpoint_comes_with_its_root_and_stays_while_it_is_looked_at(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(walking, "MOST_HELD", most)
+    monkeypatch.setattr(hashers, "MOST_HELD", most)
     found = []
-    walk = walking.seen(kept(files), LAYOUT, count=COUNT, looked_at=looked_at, keeping=keeping)
+    walk = seen(files, looked_at=looked_at, keeping=keeping)
     for number, one in enumerate(walk):
         assert (one.number, one.root) == (number, commit(weights(number)).root)
         if number in looked_at:
@@ -90,15 +109,26 @@ def test_every_checkpoint_comes_with_its_root_and_stays_while_it_is_looked_at(
 
 @pytest.mark.usefixtures("much")
 def test_two_rooms_are_enough(files: list[Path]) -> None:
-    walk = walking.seen(kept(files), LAYOUT, count=COUNT, looked_at=range(COUNT), threads=1)
+    walk = seen(files, looked_at=range(COUNT), threads=1)
     rooms = [one.checkpoint.data.obj for one in walk]  # type: ignore[attr-defined]
     assert len(set(map(id, rooms))) == 2
 
 
 @pytest.mark.usefixtures("much")
+def test_who_looks_longer_sees_what_was_hashed_until_the_next_but_one(files: list[Path]) -> None:
+    walk = seen(files, looked_at=range(COUNT), threads=1, longer=True)
+    before, rooms = next(walk), set()
+    for one in walk:
+        assert (value(before.checkpoint), value(one.checkpoint)) == (before.number, one.number)
+        rooms.add(id(one.checkpoint.data.obj))  # type: ignore[attr-defined]
+        before = one
+    assert len(rooms) == 3
+
+
+@pytest.mark.usefixtures("much")
 @pytest.mark.parametrize("threads", [2, 3])
 def test_where_nothing_is_looked_at_few_are_in_memory(files: list[Path], threads: int) -> None:
-    walk = walking.seen(kept(files * 3), LAYOUT, count=3 * COUNT, looked_at=(), threads=threads)
+    walk = seen(files * 3, looked_at=(), threads=threads)
     # Held, so that no two of them can have the same place one after the other.
     rooms = [one.checkpoint.data.obj for one in walk]  # type: ignore[attr-defined]
     assert len(set(map(id, rooms))) <= threads + 2
@@ -107,8 +137,8 @@ def test_where_nothing_is_looked_at_few_are_in_memory(files: list[Path], threads
 def test_large_ones_are_hashed_one_after_the_other(
     files: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(walking, "MOST_HELD", LAYOUT.size - 1)
-    walk = walking.seen(kept(files), LAYOUT, count=COUNT, looked_at=(), threads=3)
+    monkeypatch.setattr(hashers, "MOST_HELD", LAYOUT.size - 1)
+    walk = seen(files, looked_at=(), threads=3)
     assert not any(isinstance(one.checkpoint, HeldCheckpoint) for one in walk)
 
 
@@ -122,7 +152,7 @@ def test_where_nothing_is_looked_at_several_are_hashed_at_once(
         return commit(checkpoint, threads=threads)
 
     monkeypatch.setattr(walking, "commit", hashing)
-    walk = walking.seen(kept(files[:3]), LAYOUT, count=COUNT, looked_at=(), threads=3)
+    walk = seen(files[:3], looked_at=(), threads=3)
     assert [one.root for one in walk] == [commit(weights(number)).root for number in range(3)]
 
 
@@ -136,7 +166,7 @@ def test_the_next_is_hashed_meanwhile(files: list[Path], monkeypatch: pytest.Mon
         return found
 
     monkeypatch.setattr(walking, "commit", hashing)
-    walk = walking.seen(kept(files), LAYOUT, count=COUNT, looked_at=range(COUNT))
+    walk = seen(files, looked_at=range(COUNT))
     assert next(walk).number == 0
     assert hashed.wait(20), "nobody has asked for it yet"
     assert [one.number for one in walk] == [1, 2, 3, 4]
@@ -150,7 +180,7 @@ def test_a_checkpoint_without_a_root_says_why_and_the_others_go_on(
     data = bytearray(files[2].read_bytes())
     data[-4:] = np.float32("nan").tobytes()
     files[2].write_bytes(data)
-    found = list(walking.seen(kept(files), LAYOUT, count=COUNT, looked_at=looked_at))
+    found = list(seen(files, looked_at=looked_at))
     assert [one.number for one in found] == list(range(COUNT))
     assert [one.number for one in found if isinstance(one.root, WeightsError)] == [2]
 
@@ -159,7 +189,7 @@ def test_a_checkpoint_without_a_root_says_why_and_the_others_go_on(
 @pytest.mark.parametrize("looked_at", [range(COUNT), ()])
 def test_what_breaks_the_walk_breaks_it_where_it_is(files: list[Path], looked_at: range) -> None:
     files[3].write_bytes(b"short")
-    walk = walking.seen(kept(files), LAYOUT, count=COUNT, looked_at=looked_at)
+    walk = seen(files, looked_at=looked_at)
     assert [next(walk).number for _ in range(3)] == [0, 1, 2]
     with pytest.raises(FormatError, match="5 bytes"):
         next(walk)
@@ -171,7 +201,7 @@ def test_whoever_stops_early_leaves_nothing_open(
 ) -> None:
     gc.collect()
     before = open_files()
-    walk = walking.seen(kept(files * 3), LAYOUT, count=3 * COUNT, looked_at=looked_at, threads=3)
+    walk = seen(files * 3, looked_at=looked_at, threads=3)
     first = next(walk)
     assert (len(open_files()) > len(before)) or not much
     walk.close()  # type: ignore[attr-defined]
@@ -194,7 +224,7 @@ def test_processes_that_die_are_done_without(
             hasher._process._process.kill()
 
     monkeypatch.setattr(Hasher, "start", doomed)
-    walk = walking.seen(kept(files), LAYOUT, count=COUNT, looked_at=looked_at, threads=2)
+    walk = seen(files, looked_at=looked_at, threads=2)
     assert [one.root for one in walk] == [commit(weights(number)).root for number in range(COUNT)]
 
 
@@ -205,7 +235,7 @@ def test_few_descriptors_are_enough(
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (70, 70))
     before = len(open_files())
-    walk = walking.seen(kept(files), LAYOUT, count=COUNT, looked_at=looked_at, threads=16)
+    walk = seen(files, looked_at=looked_at, threads=16)
     most = 0
     for number, one in enumerate(walk):
         assert one.root == commit(weights(number)).root

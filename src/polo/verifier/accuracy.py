@@ -1,6 +1,8 @@
 """Testing stored checkpoints on the task's public data. Needs torch."""
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Collection, Generator, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from polo import tasks
@@ -11,13 +13,25 @@ from polo.protocol.layout import Layout
 from polo.protocol.records import Manifest
 from polo.tasks import Task
 from polo.verifier.policy import Policy
-from polo.verifier.walking import Seen
+from polo.verifier.walking import Seen, ahead
 from polo.weights.base import base_root
 from polo.weights.checkpoint import HeldCheckpoint, checkpoint_of
 from polo.weights.hashing import commit
 
 if TYPE_CHECKING:
     import torch
+
+
+MANY = 16
+"""From so many tests on it pays to build a second model."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model that a checkpoint was loaded into, or why it was not."""
+
+    model: "torch.nn.Module"
+    problem: Check | None = None
 
 
 class Bench:
@@ -27,9 +41,11 @@ class Bench:
         self, manifest: Manifest, layout: Layout, task: Task | str | None, policy: Policy
     ) -> None:
         self._manifest = manifest
+        self._layout = layout
         self._policy = policy
         self._problem: Check | None = None
         self._model: torch.nn.Module | None = None
+        self._stream: torch.cuda.Stream | None = None
         if policy.accuracy == "none":
             self._problem = Check(
                 "accuracy", Status.NOTE, "not tested, as the policy says; floors were not checked"
@@ -50,28 +66,74 @@ class Bench:
         if self._problem:
             yield self._problem
 
-    def test(self, one: Seen) -> Iterator[Check]:
-        """Measure one shard's weights, whose root holds."""
-        assert self._model is not None
-        from polo.weights.loading import NotLoadedError, load_into
+    def spare(self, tests: int) -> "torch.nn.Module | None":
+        """A second model to load into while the first one is tested; None if it would not pay.
 
-        shard = one.number
+        Args:
+            tests: How many tests there will be.
+        """
+        if self._model is None or tests < MANY or self._manifest.terms.base is not None:
+            return None
+        device = next((p.device for p in self._model.parameters()), None)
+        if device is None or not _is_apart(device):
+            return None
         try:
-            load_into(self._model, one.checkpoint, check=isinstance(one.checkpoint, HeldCheckpoint))
-            if not self._as_seen(one):
-                # Or the model did not take them, which is told apart where it costs memory.
-                load_into(self._model, one.checkpoint, check=True)
-                detail = "the file changed while it was verified"
-                yield Check("accuracy", Status.FAILED, detail, shard=shard)
-                return
-            measured = float(self._task.evaluate(self._model))
-        except NotLoadedError as error:
-            yield problem("accuracy", error, shard=shard)
+            other: torch.nn.Module = self._task.build_model()
+            if checkpoint_of(other).layout == self._layout and not _shared(self._model, other):
+                return other
+        except Exception:  # One model is enough.
+            return None
+        return None
+
+    def loaded(
+        self, walk: Iterator[Seen], wanted: Collection[int], spare: "torch.nn.Module"
+    ) -> Generator[tuple[Seen, Loaded | None]]:
+        """The same checkpoints, each loaded while the one before is tested.
+
+        Args:
+            walk: The checkpoints, each of which must stay until the next but one is asked for.
+            wanted: Those to load, if their roots hold.
+            spare: What `spare` returned.
+        """
+        import torch
+
+        assert self._model is not None
+        models = itertools.cycle((self._model, spare))
+        device = next(spare.parameters()).device
+        # What is asked for on the usual stream would wait for the test that is under way there.
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+        def load(one: Seen) -> Loaded | None:
+            if one.number not in wanted or one.root != self._root_of(one):
+                return None
+            with torch.cuda.stream(self._stream):
+                found = self._load(next(models), one)
+            if self._stream:
+                self._stream.synchronize()
+            return found
+
+        return ahead((one, load(one)) for one in walk)
+
+    def test(self, one: Seen, loaded: Loaded | None = None) -> Iterator[Check]:
+        """Measure one shard's weights, whose root holds.
+
+        Args:
+            one: The weights.
+            loaded: The model that they are in already, if they are in one.
+        """
+        assert self._model is not None
+        shard = one.number
+        loaded = loaded or self._load(self._model, one)
+        if loaded.problem:
+            yield loaded.problem
             return
+        try:
+            measured = float(self._task.evaluate(loaded.model))
         except Exception as error:  # The task is the verifier's own; the weights are not.
-            detail = f"the task could not test it: {type(error).__name__}: {error}"
-            yield Check("accuracy", Status.UNDECIDED, detail, shard=shard)
+            yield _untested(error, shard)
             return
+        finally:
+            self._release()
         if not 0 <= measured <= 1:
             detail = f"the task measured {measured}, which is no rate from 0 to 1"
             yield Check("accuracy", Status.FAILED, detail, shard=shard)
@@ -98,12 +160,57 @@ class Bench:
             figures={"claimed": claim, "measured": measured},
         )
 
-    def _as_seen(self, one: Seen) -> bool:
+    def _load(self, model: "torch.nn.Module", one: Seen) -> Loaded:
+        """Put weights into a model, and see that they are what was hashed."""
+        from polo.weights.loading import NotLoadedError, load_into
+
+        try:
+            load_into(model, one.checkpoint, check=isinstance(one.checkpoint, HeldCheckpoint))
+            if not self._as_seen(model, one):
+                # Or the model did not take them, which is told apart where it costs memory.
+                load_into(model, one.checkpoint, check=True)
+                detail = "the file changed while it was verified"
+                return Loaded(model, Check("accuracy", Status.FAILED, detail, shard=one.number))
+        except NotLoadedError as error:
+            return Loaded(model, problem("accuracy", error, shard=one.number))
+        except Exception as error:  # The model is the verifier's own; the weights are not.
+            return Loaded(model, _untested(error, one.number))
+        return Loaded(model)
+
+    def _as_seen(self, model: "torch.nn.Module", one: Seen) -> bool:
         """Whether the loaded weights are those that were hashed; a file may have changed since."""
-        assert self._model is not None
         if isinstance(one.checkpoint, HeldCheckpoint):
             return True
-        return commit(checkpoint_of(self._model), threads=self._policy.threads).root == one.root
+        return commit(checkpoint_of(model), threads=self._policy.threads).root == one.root
+
+    def _root_of(self, one: Seen) -> bytes:
+        return self._manifest.root_before(one.number + 1)
+
+    def _release(self) -> None:
+        """What is loaded into a model comes after all that was asked of it so far."""
+        if self._stream:
+            import torch
+
+            self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+
+
+def _is_apart(device: "torch.device") -> bool:
+    """Whether a device tests while this processor loads."""
+    return device.type == "cuda"
+
+
+def _shared(one: "torch.nn.Module", other: "torch.nn.Module") -> bool:
+    """Whether two models have any memory in common: a task may hand out the same one twice."""
+    there, here = (
+        {t.untyped_storage().data_ptr() for t in (*m.parameters(), *m.buffers()) if t.numel()}
+        for m in (one, other)
+    )
+    return bool(there & here)
+
+
+def _untested(error: Exception, shard: int) -> Check:
+    detail = f"the task could not test it: {type(error).__name__}: {error}"
+    return Check("accuracy", Status.UNDECIDED, detail, shard=shard)
 
 
 def model_of(

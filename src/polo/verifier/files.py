@@ -3,7 +3,9 @@
 import itertools
 import os
 from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Self
 
 from polo.checks import Check, Status, counted, problem
 from polo.errors import PoloError, StoreError
@@ -11,51 +13,114 @@ from polo.protocol import chain
 from polo.protocol.layout import Layout
 from polo.protocol.records import File, Manifest
 from polo.storage.folder import MANIFEST_FILE, ProofFolder, limits_of
-from polo.verifier import lineage, walking
+from polo.verifier import lineage
+from polo.verifier.hashers import MOST_THREADS, Hashers
+from polo.weights.sharing import LARGE
 
 MOST_STRANGERS = 100
 
 
-def checks(
-    folder: ProofFolder,
-    manifest: Manifest,
-    layout: Layout,
-    *,
-    shown: Collection[str] | None,
-    earlier: bool,
-    threads: int | None,
-    tell: Callable[[str, int, int], None],
-) -> Iterator[Check]:
-    """What is wrong with the files, or that nothing is.
+class Files:
+    """The files of a proof, hashed in the background from now on until all is said about them.
+
+    Small ones come first: whoever reads marks needs those, and need not wait for the others.
 
     Args:
         folder: The proof.
         manifest: Its manifest.
         layout: Its layout.
+        hashers: Hash large files.
         shown: Files that this part of a proof has; None for all.
         earlier: Whether this is the proof of an earlier owner, inside of another.
         threads: Threads for hashing.
-        tell: Hears about progress.
     """
-    listed = [file for file in manifest.files if _expected(folder, file.path, shown)]
-    wrong = False
-    try:
-        for check in itertools.chain(
-            _misplaced(manifest),
-            _strangers(folder, manifest, earlier),
-            _damaged(folder, manifest, layout, listed, threads, tell),
-        ):
-            wrong = True
-            yield check
-    except PoloError as error:
-        yield Check("files", Status.FAILED, str(error))
-        return
-    if not wrong:
-        figures = {"files": len(listed), "bytes": sum(file.size for file in listed)}
-        detail = f"{counted(len(listed), 'file')} as signed"
-        if left_out := len(manifest.files) - len(listed):
-            detail += f"; {left_out} left out, as this kind of bundle does"
-        yield Check("files", Status.PASSED, detail, figures=figures)
+
+    def __init__(
+        self,
+        folder: ProofFolder,
+        manifest: Manifest,
+        layout: Layout,
+        hashers: Hashers,
+        *,
+        shown: Collection[str] | None,
+        earlier: bool,
+        threads: int | None,
+    ) -> None:
+        self._folder, self._manifest, self._earlier = folder, manifest, earlier
+        self._listed = [file for file in manifest.files if _expected(folder, file.path, shown)]
+        most = limits_of(layout, manifest.terms.scheme)
+
+        def check(file: File) -> None:
+            folder.check_file(file, most(file.path), hashers.digest)
+
+        self._pool = ThreadPoolExecutor(threads or min(MOST_THREADS, os.cpu_count() or 1))
+        self._outcomes = {
+            file.path: self._pool.submit(check, file)
+            for file in sorted(self._listed, key=lambda file: file.size >= LARGE)
+        }
+        self._paths = {file.path for file in manifest.files}
+
+    def are_sound(self, path: str) -> bool:
+        """Whether a file is in the manifest, and as signed if it must be here; waits for it."""
+        outcome = self._outcomes.get(path)
+        return path in self._paths and (outcome is None or outcome.exception() is None)
+
+    def sound(self) -> set[str]:
+        """Paths of all such files."""
+        return set(filter(self.are_sound, self._paths))
+
+    def checks(self, tell: Callable[[str, int, int], None]) -> Iterator[Check]:
+        """What is wrong with the files, or that nothing is.
+
+        Args:
+            tell: Hears about progress.
+        """
+        wrong = False
+        try:
+            for check in itertools.chain(
+                _misplaced(self._manifest),
+                _strangers(self._folder, self._manifest, self._earlier),
+                self._damaged(tell),
+            ):
+                wrong = True
+                yield check
+        except PoloError as error:
+            yield Check("files", Status.FAILED, str(error))
+            return
+        if not wrong:
+            listed = self._listed
+            figures = {"files": len(listed), "bytes": sum(file.size for file in listed)}
+            detail = f"{counted(len(listed), 'file')} as signed"
+            if left_out := len(self._manifest.files) - len(listed):
+                detail += f"; {left_out} left out, as this kind of bundle does"
+            yield Check("files", Status.PASSED, detail, figures=figures)
+
+    def _damaged(self, tell: Callable[[str, int, int], None]) -> Iterator[Check]:
+        """Files that are missing, too large, or not as signed."""
+        for at, file in enumerate(self._listed):
+            tell("checking files", at, len(self._listed))
+            shard = _shard_of(file.path, self._manifest)
+            try:
+                self._outcomes[file.path].result()
+            except StoreError as error:
+                missing = isinstance(error.__cause__, (FileNotFoundError, PermissionError))
+                yield Check(
+                    "files",
+                    Status.UNDECIDED if missing else Status.FAILED,
+                    error.message,
+                    place=file.path,
+                    shard=shard,
+                    advice="Ask the prover for the complete proof." if missing else "",
+                )
+            except PoloError as error:
+                yield problem("files", error, shard=shard)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # Who is interrupted does not wait for those that have not begun.
+        self._pool.shutdown(cancel_futures=True)
 
 
 def _expected(folder: ProofFolder, path: str, shown: Collection[str] | None) -> bool:
@@ -82,38 +147,6 @@ def _strangers(folder: ProofFolder, manifest: Manifest, earlier: bool) -> Iterat
             advice=lineage.advice_on(name)
             or "If the run was killed, resume it once: that removes leftovers.",
         )
-
-
-def _damaged(
-    folder: ProofFolder,
-    manifest: Manifest,
-    layout: Layout,
-    listed: list[File],
-    threads: int | None,
-    tell: Callable[[str, int, int], None],
-) -> Iterator[Check]:
-    """Files that are missing, too large, or not as signed."""
-    most = limits_of(layout, manifest.terms.scheme)
-    outcomes = walking.at_once(
-        lambda file: folder.check_file(file, most(file.path)), listed, threads
-    )
-    for at, (file, outcome) in enumerate(outcomes):
-        tell("checking files", at, len(listed))
-        shard = _shard_of(file.path, manifest)
-        try:
-            outcome.result()
-        except StoreError as error:
-            missing = isinstance(error.__cause__, (FileNotFoundError, PermissionError))
-            yield Check(
-                "files",
-                Status.UNDECIDED if missing else Status.FAILED,
-                error.message,
-                place=file.path,
-                shard=shard,
-                advice="Ask the prover for the complete proof." if missing else "",
-            )
-        except PoloError as error:
-            yield problem("files", error, shard=shard)
 
 
 def _shard_of(path: str, manifest: Manifest) -> int:

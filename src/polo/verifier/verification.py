@@ -32,6 +32,7 @@ from polo.tasks import Task
 from polo.verifier import accuracy, delivered, files, lineage, walking
 from polo.verifier.effort import KNOWN, Effort, Request, effort_of
 from polo.verifier.final import about, verify_final
+from polo.verifier.hashers import Hashers
 from polo.verifier.policy import Policy
 from polo.verifier.verdict import Owner, Verdict, described
 from polo.watermark.mark import carrier_of, derive
@@ -169,35 +170,52 @@ class _Run:
             yield problem("layout", error)
             return
         yield Check("layout", Status.PASSED, counted(len(layout.tensors), "tensor"))
-        damaged: set[str] = set()
-        for check in files.checks(
-            folder,
-            manifest,
-            layout,
-            shown=self._shown,
-            earlier=self._earlier,
-            threads=self._policy.threads,
-            tell=self._tell,
-        ):
-            if check.status is not Status.PASSED:
-                damaged.add(check.place)
-            yield check
-        yield from self._structure(manifest)
-        yield from self._marks(folder, manifest, carrier, damaged)
-        if "receipts" in self.levels and not self._earlier:
-            yield from receipts(folder, manifest, {f.path for f in manifest.files} - damaged)
-        if "uniqueness" in self.levels and not self._earlier:
-            yield from uniqueness(folder, manifest, {f.path for f in manifest.files} - damaged)
-        if manifest.terms.base is not None:
-            yield self._base(manifest, layout, manifest.terms.base)
-        if self._shown is None:
-            yield from self._weights(folder, manifest, carrier, damaged, model)
-        elif model:
-            yield delivered.compare_root(model, layout, manifest.last_root)
+        stored = history.stored(manifest)
+        with contextlib.ExitStack() as stack:
+            hashers = stack.enter_context(Hashers(layout, len(stored), self._policy.threads))
+            checked = stack.enter_context(
+                files.Files(
+                    folder,
+                    manifest,
+                    layout,
+                    hashers,
+                    shown=self._shown,
+                    earlier=self._earlier,
+                    threads=self._policy.threads,
+                )
+            )
+            # While large files are hashed: marks are in small ones.
+            marks = _made(self._marks(folder, manifest, carrier, checked.are_sound))
+            yield from checked.checks(self._tell)
+            yield from self._structure(manifest)
+            yield from marks
+            sound = checked.sound()
+            yield from self._about_weights(folder, manifest, carrier, sound, hashers, model)
         yield from self._start(manifest, layout)
         yield from self._remarks(manifest)
         if not self._earlier:
             yield from self._owners(folder, manifest)
+
+    def _about_weights(
+        self,
+        folder: ProofFolder,
+        manifest: Manifest,
+        carrier: Carrier,
+        sound: set[str],
+        hashers: Hashers,
+        model: Path | None,
+    ) -> Iterator[Check]:
+        """Levels of the registry's, the base, and the weights, or what is delivered of them."""
+        if "receipts" in self.levels and not self._earlier:
+            yield from receipts(folder, manifest, sound)
+        if "uniqueness" in self.levels and not self._earlier:
+            yield from uniqueness(folder, manifest, sound)
+        if manifest.terms.base is not None:
+            yield self._base(manifest, carrier.layout, manifest.terms.base)
+        if self._shown is None:
+            yield from self._weights(folder, manifest, carrier, sound, hashers, model)
+        elif model:
+            yield delivered.compare_root(model, carrier.layout, manifest.last_root)
 
     def _owners(self, folder: ProofFolder, manifest: Manifest) -> Iterator[Check]:
         """Earlier owners, each verified like this one, and the transfers between them."""
@@ -300,7 +318,11 @@ class _Run:
                 yield Check(rule, Status.PASSED, counted(len(manifest.shards), "shard"))
 
     def _marks(
-        self, folder: ProofFolder, manifest: Manifest, carrier: Carrier, damaged: set[str]
+        self,
+        folder: ProofFolder,
+        manifest: Manifest,
+        carrier: Carrier,
+        is_sound: Callable[[str], bool],
     ) -> Iterator[Check]:
         """Every mark, newest to oldest, each from its opening or its checkpoint."""
         try:
@@ -313,7 +335,6 @@ class _Run:
             advice = "Ask the prover for a disclosure, or for the verifier's bundle."
             yield Check("mark", Status.UNDECIDED, detail, advice=advice)
             return
-        listed = {file.path for file in manifest.files} - damaged
         walk = chain.ChainWalk(manifest, self._signatures)
         while (shard := walk.shard) is not None:
             if self._shown is not None and nonce_path(shard) not in self._shown:
@@ -322,7 +343,7 @@ class _Run:
             total = len(manifest.shards)
             self._tell("reading marks", total - shard, total)
             place = nonce_path(shard)
-            if place not in listed:
+            if not is_sound(place):
                 walk.skip()
                 yield Check(
                     "nonce",
@@ -342,7 +363,7 @@ class _Run:
                 continue
             self._nonces[shard] = nonce
             yield Check("nonce", Status.PASSED, "the issuer committed to it", shard=shard)
-            check = self._mark(folder, walk, query, carrier, listed)
+            check = self._mark(folder, walk, query, carrier, is_sound)
             yield check
             claimed, found = manifest.shards[shard - 1].matches, check.figures.get("matches")
             if found not in (None, claimed):
@@ -355,20 +376,20 @@ class _Run:
         walk: chain.ChainWalk,
         query: chain.MarkQuery,
         carrier: Carrier,
-        listed: set[str],
+        is_sound: Callable[[str], bool],
     ) -> Check:
         shard = query.shard
         mark = derive(walk.terms, carrier, query.seed)
         source: Checkpoint
         try:
-            if opening_path(shard) in listed:
+            if is_sound(opening_path(shard)):
                 place = opening_path(shard)
                 where = carrier.leaves(mark.blocks)
                 opening = openings.load(folder.file(place), carrier.layout, where, place=place)
                 root = opening.root(carrier.layout, where, place=place)
                 source = OpenedCheckpoint(carrier.layout, opening.chunks)
                 values = values_of(mark, carrier, source)
-            elif checkpoint_path(shard) in listed:
+            elif is_sound(checkpoint_path(shard)):
                 place = checkpoint_path(shard)
                 with folder.checkpoint(shard, carrier.layout) as whole:
                     root = commit(whole, threads=self._policy.threads).root
@@ -415,7 +436,8 @@ class _Run:
         folder: ProofFolder,
         manifest: Manifest,
         carrier: Carrier,
-        damaged: set[str],
+        sound: set[str],
+        hashers: Hashers,
         model: Path | None,
     ) -> Iterator[Check]:
         """Roots of the stored checkpoints, what levels make of them, and a delivered file."""
@@ -427,28 +449,34 @@ class _Run:
         to_test = set(self._policy.shards_to_test([x for x in stored if x]) if bench.ready else ())
         seen: set[int] = set()
         try:
+            damaged = {file.path for file in manifest.files} - sound
             kept = history.checkpoints(folder, manifest, layout, damaged=damaged)
             last = {len(manifest.shards)} if model else set()
             looked_at = set(stored) if levels.looking else to_test | last
+            held = hashers.holding and not levels.looking
+            spare = bench.spare(len(to_test)) if held else None
             walk = walking.seen(
                 kept,
-                layout,
-                count=len(stored),
+                hashers,
                 looked_at=looked_at,
                 keeping=levels.looking,
+                longer=spare is not None,
                 threads=self._policy.threads,
             )
-            for done, one in enumerate(walk):
-                self._tell("testing weights", done, len(stored))
-                seen.add(one.number)
-                root = self._root(manifest, one)
-                yield root
-                if root.status is Status.PASSED:
-                    yield from levels.see(one.number, one.checkpoint)
-                    if one.number in to_test:
-                        yield from bench.test(one)
-                if model and one.number == len(manifest.shards):
-                    yield self._delivered(model, one, root)
+            pairs = bench.loaded(walk, to_test, spare) if spare else ((one, None) for one in walk)
+            # Closed before the hashers are, whatever happens.
+            with contextlib.closing(walk), contextlib.closing(pairs):
+                for done, (one, loaded) in enumerate(pairs):
+                    self._tell("testing weights", done, len(stored))
+                    seen.add(one.number)
+                    root = self._root(manifest, one)
+                    yield root
+                    if root.status is Status.PASSED:
+                        yield from levels.see(one.number, one.checkpoint)
+                        if one.number in to_test:
+                            yield from bench.test(one, loaded)
+                    if model and one.number == len(manifest.shards):
+                        yield self._delivered(model, one, root)
         except PoloError as error:
             yield problem("root", error)
         yield from levels.closing()
@@ -579,6 +607,22 @@ class _Run:
                 detail = f"the terms ask for {level}, which only a whole proof shows"
                 advice = "Ask the prover for the verifier's bundle."
                 yield Check("evidence", Status.NOTE, detail, advice=advice)
+
+
+def _made(checks: Iterator[Check]) -> Iterator[Check]:
+    """The same checks, made now; what the system breaks them off with comes at their end."""
+    found, broken = list[Check](), list[OSError]()
+    try:
+        found.extend(checks)
+    except OSError as error:
+        broken.append(error)
+
+    def told() -> Iterator[Check]:
+        yield from found
+        for error in broken:
+            raise error
+
+    return told()
 
 
 def _parent(manifest: Manifest) -> Iterator[Check]:

@@ -33,8 +33,12 @@ class Readable(Protocol):
     """Bytes, and the descriptor by which another process maps them; None if it cannot."""
 
     @property
+    def size(self) -> int:
+        """How many."""
+
+    @property
     def data(self) -> memoryview:
-        """The bytes."""
+        """The bytes; asked for where this process hashes them."""
 
     @property
     def handle(self) -> int | None:
@@ -91,7 +95,7 @@ class Hasher:
         if memory.handle is not None and self._process is not None:
             try:
                 # Known before it is sent: who is interrupted in the middle has asked something.
-                question.asked = self._last = self._process.question(len(memory.data), table)
+                question.asked = self._last = self._process.question(memory.size, table)
                 question.asked.send(memory.handle, table)
             except OSError as error:
                 question.asked = None

@@ -101,13 +101,14 @@ def _weighed(
     from polo.checks import Status
     from polo.verifier import Policy, walking
     from polo.verifier.accuracy import Bench
+    from polo.verifier.hashers import Hashers
     from polo.weights.files import FileCheckpoint
 
     root = manifest.root_before(number + 1)
-    with FileCheckpoint.canonical(path, layout) as checkpoint:
+    with Hashers(layout, 1) as hashers, FileCheckpoint.canonical(path, layout) as checkpoint:
         untested = request["accuracy"] == "none" or not number
         looked_at = [] if untested else [number]
-        [one] = walking.seen(iter([(number, checkpoint)]), layout, count=1, looked_at=looked_at)
+        [one] = walking.seen(iter([(number, checkpoint)]), hashers, looked_at=looked_at)
         if isinstance(one.root, PoloError):
             return {"passed": False, "detail": str(one.root)}
         if one.root != root:

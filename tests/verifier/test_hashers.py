@@ -1,0 +1,145 @@
+"""Hashers of a verification, and files that their processes hash."""
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polo.errors import FormatError
+from polo.protocol.layout import CHUNK_BYTES, Layout, Tensor
+from polo.storage.folder import checkpoint_path, nonce_path, opening_path
+from polo.verifier import Outcome, Status, hashers
+from polo.verifier.hashers import Hashers
+from polo.weights import hasher, sharing
+from polo.weights.hasher import Hasher
+
+SIZE = 3 * 2**20
+LAYOUT = Layout(CHUNK_BYTES, (Tensor("w", "F32", (SIZE // 4,)),), ())
+
+
+@pytest.fixture(autouse=True)
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes hash whatever there is."""
+    monkeypatch.setattr(sharing, "LARGE", 1)
+    monkeypatch.setattr("polo.verifier.files.LARGE", 1)
+    monkeypatch.setattr(hashers, "MUCH", 1)
+
+
+@pytest.fixture
+def own() -> Iterator[Hashers]:
+    with Hashers(LAYOUT, 4, 2) as found:
+        assert found.by_processes
+        yield found
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "file"
+    path.write_bytes(os.urandom(SIZE))
+    return path
+
+
+def test_a_file_is_hashed_by_a_process(
+    own: Hashers, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Hasher, "here", lambda *_: pytest.fail("not here"))
+    with path.open("rb") as file:
+        assert own.digest(file, SIZE) == sha256(path.read_bytes()).digest()
+        assert own.digest(file, SIZE) == sha256(path.read_bytes()).digest()
+
+
+def test_little_is_left_to_whoever_asks(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharing, "LARGE", SIZE + 1)
+    with path.open("rb") as file, Hashers(LAYOUT, 4, 2) as own:
+        assert not own.by_processes
+        assert own.digest(file, SIZE) is None
+
+
+def test_a_file_that_is_cut_costs_the_process_and_nobody_else(
+    own: Hashers,
+    path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Whoever reads mapped pages that are gone is killed."""
+    killed = "import os, signal; os.kill(os.getpid(), signal.SIGBUS)"
+    monkeypatch.setattr(hasher, "command", lambda _: [sys.executable, "-c", killed])
+    with caplog.at_level(logging.WARNING), path.open("rb") as file:
+        whole = sha256(path.read_bytes()).digest()
+        assert own.digest(file, SIZE) == whole
+        assert "lost" in caplog.text
+        os.truncate(path, 5)
+        with pytest.raises(FormatError, match="ends too early"):
+            own.digest(file, SIZE)
+
+
+def test_a_shorter_file_has_another_digest(own: Hashers, path: Path) -> None:
+    whole = sha256(path.read_bytes()).digest()
+    with path.open("rb") as file:
+        os.truncate(path, SIZE - 1)
+        assert own.digest(file, SIZE) != whole
+
+
+def test_each_is_lent_to_one_at_a_time(own: Hashers) -> None:
+    with own.lent() as one, own.lent() as other:
+        assert one is not other
+        waiting = threading.Thread(target=lambda: own.lent().__enter__())
+        waiting.start()
+        waiting.join(0.2)
+        assert waiting.is_alive()
+    waiting.join(20)
+    assert not waiting.is_alive()
+
+
+def test_marks_are_read_while_large_files_are_hashed(
+    make_proof: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, marks = make_proof(), threading.Event()
+    monkeypatch.setattr("polo.verifier.files.LARGE", 2**15)
+    digest = Hashers.digest
+
+    def late(own: Hashers, file: Any, size: int) -> bytes | None:
+        assert size < 2**15 or marks.wait(20), "nobody reads marks meanwhile"
+        return digest(own, file, size)
+
+    def tell(what: str, *_: int) -> None:
+        if what == "reading marks":
+            marks.set()
+
+    monkeypatch.setattr(Hashers, "digest", late)
+    assert made.verify(listener=tell).outcome is Outcome.ACCEPTED
+
+
+@pytest.mark.parametrize("name", [checkpoint_path(2), opening_path(2), nonce_path(2)])
+def test_damage_is_found_by_processes_too(make_proof: Callable[..., Any], name: str) -> None:
+    made = make_proof()
+    data = bytearray((made.path / name).read_bytes())
+    data[-9] ^= 1
+    (made.path / name).write_bytes(data)
+    verdict = made.verify()
+    assert verdict.outcome is Outcome.REJECTED
+    first = next(verdict.of(Status.FAILED))
+    assert (first.name, first.place, first.shard) == ("files", name, 2)
+    order = [check.name for check in verdict.checks]
+    assert order.index("files") < order.index("order") < order.index("mark")
+
+
+def test_a_mark_without_an_opening_waits_for_its_checkpoint(
+    make_proof: Callable[..., Any],
+) -> None:
+    made = make_proof()
+    (made.path / opening_path(2)).unlink()
+    verdict = made.verify()
+    assert [check.shard for check in verdict.checks if check.name == "mark"] == [3, 2, 1]
+    assert all(c.status is Status.PASSED for c in verdict.checks if c.name == "mark")
+    data = bytearray((made.path / checkpoint_path(2)).read_bytes())
+    data[-9] ^= 1
+    (made.path / checkpoint_path(2)).write_bytes(data)
+    [mark] = [c for c in made.verify().checks if c.name == "mark" and c.shard == 2]
+    assert (mark.status, "neither opening" in mark.detail) == (Status.UNDECIDED, True)
