@@ -1,5 +1,6 @@
 """Recording on a GPU: the same digests and the same training, little memory, no waiting."""
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -8,6 +9,7 @@ import torch
 from torch import nn
 
 from polo.evidence.replay import platform, state
+from polo.evidence.replay.background import Stages
 from polo.evidence.replay.record import Boundary
 from polo.evidence.replay.recorder import Recorder
 
@@ -26,11 +28,16 @@ class Run:
     optimizer: torch.optim.Optimizer
 
     @classmethod
-    def begin(cls, name: str, memory: torch.memory_format = torch.contiguous_format) -> "Run":
+    def begin(
+        cls,
+        name: str,
+        memory: torch.memory_format = torch.contiguous_format,
+        classes: int = 1000,
+    ) -> "Run":
         torch.manual_seed(4)
         model = nn.Sequential(
             nn.Conv2d(3, 64, 3), nn.BatchNorm2d(64), nn.ReLU(), nn.Conv2d(64, 64, 3),
-            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.1), nn.Linear(64, 1000),
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.1), nn.Linear(64, classes),
         )  # fmt: skip
         model = model.cuda().to(memory_format=memory)
         return cls(model, optimizer_of(name, model))
@@ -62,15 +69,21 @@ def exact() -> Iterator[None]:
     torch.backends.cudnn.deterministic = False
 
 
+LARGE = 30_000
+"""Classes of a model so large that a process hashes it, and no thread is needed beside it."""
+
+
 @pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("name", ["momentum", "adamw", "fused"])
+@pytest.mark.parametrize("classes", [1000, LARGE])
 def test_boundaries_and_moves_are_those_found_at_once(
-    name: str, memory: torch.memory_format
+    name: str, memory: torch.memory_format, classes: int
 ) -> None:
-    run = Run.begin(name, memory)
+    run = Run.begin(name, memory, classes)
     recorder = Recorder(run.model, run.optimizer, 3)
     for steps in (10, 9):
         recorder.start()
+        assert isinstance(recorder._beside, Stages) == (classes == LARGE)
         wanted, kept = [run.digests()], [run.copies()]
         for step in range(1, steps + 1):
             run.step()
@@ -123,6 +136,30 @@ def test_a_run_without_pauses_on_a_stream_of_its_own() -> None:
             run.step()
             recorder.after_step()
         assert recorder.finish().boundaries[1:] == tuple(wanted)
+    recorder.abandon()
+
+
+def test_a_snapshot_is_asked_for_and_not_waited_for() -> None:
+    run = Run.begin("momentum", classes=LARGE)
+    recorder = Recorder(run.model, run.optimizer, 1)
+    recorder.start()
+    for _ in range(3):
+        run.step()
+        recorder.after_step()
+    recorder.wait()
+    clock = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    run.step()
+    torch.cuda.synchronize()
+    clock[0].record()
+    torch.cuda._sleep(10**9)
+    clock[1].record()
+    began = time.perf_counter()
+    recorder.after_step()
+    waited = time.perf_counter() - began
+    recorder.wait()
+    busy = clock[0].elapsed_time(clock[1]) / 1000
+    assert busy > 0.2
+    assert waited < busy / 2
     recorder.abandon()
 
 

@@ -21,7 +21,7 @@ from polo.protocol import canonical, signing
 from polo.protocol.records import File
 from polo.storage.folder import MANIFEST_FILE, checkpoint_path
 from polo.verifier import Outcome, Policy, Status, delivered, hashers
-from polo.weights import loading
+from polo.weights.loading import Loader
 
 UNTESTED = Policy("none")
 
@@ -74,14 +74,14 @@ def test_a_file_that_changes_between_two_reads(
     made = make_proof()
     last = made.path / checkpoint_path(made.proof.shards)
     honest, other = last.read_bytes(), (made.path / checkpoint_path(0)).read_bytes()
-    load = loading.load_into
+    load = Loader.load
 
-    def load_late(model: Any, checkpoint: Any, **options: Any) -> None:
+    def load_late(loader: Loader, checkpoint: Any, **options: Any) -> None:
         # Somebody who can write to the folder does so after the root was read.
         last.write_bytes(other)
-        load(model, checkpoint, **options)
+        load(loader, checkpoint, **options)
 
-    monkeypatch.setattr(loading, "load_into", load_late)
+    monkeypatch.setattr(Loader, "load", load_late)
     assert made.verify().outcome is Outcome.ACCEPTED, "what was hashed is in memory"
     assert last.read_bytes() == other
     last.write_bytes(honest)

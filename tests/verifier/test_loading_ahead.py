@@ -14,9 +14,9 @@ import polo
 from polo.protocol import signing
 from polo.storage.folder import MANIFEST_FILE, checkpoint_path
 from polo.verifier import Outcome, Policy, Status, accuracy
-from polo.weights import loading
 from polo.weights.checkpoint import checkpoint_of
 from polo.weights.hashing import commit
+from polo.weights.loading import Loader
 
 
 @pytest.fixture(autouse=True)
@@ -57,12 +57,12 @@ def test_the_verdict_is_the_same(
 def test_what_is_tested_is_what_was_hashed_and_the_next_is_loaded_meanwhile(
     make_proof: Callable[..., Any], task: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, load, loads = make_proof(epochs=5), loading.load_into, threading.Semaphore(0)
+    made, load, loads = make_proof(epochs=5), Loader.load, threading.Semaphore(0)
     expected = [shard.root for shard in reversed(made.manifest.shards)]
     roots, models = list[bytes](), list[int]()
 
-    def counted(model: Any, checkpoint: Any, **options: Any) -> None:
-        load(model, checkpoint, **options)
+    def counted(loader: Loader, checkpoint: Any, **options: Any) -> None:
+        load(loader, checkpoint, **options)
         loads.release()
 
     class Slow(type(task)):  # type: ignore[misc]
@@ -74,7 +74,7 @@ def test_what_is_tested_is_what_was_hashed_and_the_next_is_loaded_meanwhile(
             models.append(id(model))
             return float(super().evaluate(model))
 
-    monkeypatch.setattr(loading, "load_into", counted)
+    monkeypatch.setattr(Loader, "load", counted)
     assert judged(made, Slow()).outcome is Outcome.ACCEPTED
     assert roots == expected
     assert models == [models[0], models[1], models[0], models[1], models[0]]
@@ -105,7 +105,7 @@ def test_a_task_without_a_second_model_does_without(
 def test_wrong_weights_are_neither_loaded_nor_tested(
     make_proof: Callable[..., Any], alice: polo.Identity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, load, loads = make_proof(epochs=4), loading.load_into, list[Any]()
+    made, load, loads = make_proof(epochs=4), Loader.load, list[Any]()
     wrong, data = checkpoint_path(2), (made.path / checkpoint_path(1)).read_bytes()
     (made.path / wrong).write_bytes(data)
     files = tuple(
@@ -114,7 +114,7 @@ def test_wrong_weights_are_neither_loaded_nor_tested(
     )
     signed = signing.sign(replace(made.manifest, files=files), alice)
     (made.path / MANIFEST_FILE).write_bytes(signed.to_bytes())
-    monkeypatch.setattr(loading, "load_into", lambda *a, **k: (loads.append(a), load(*a, **k)))
+    monkeypatch.setattr(Loader, "load", lambda *a, **k: (loads.append(a), load(*a, **k)))
     verdict = made.verify()
     assert verdict.outcome is Outcome.REJECTED
     assert [(c.name, c.shard) for c in verdict.of(Status.FAILED)] == [("root", 2)]

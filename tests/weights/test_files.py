@@ -8,18 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import nn
 
 from polo.errors import FormatError, LimitError, PoloError, StoreError, WeightsError
 from polo.protocol.layout import Layout
-from polo.weights import FileCheckpoint, MemoryCheckpoint, checkpoint_of, commit
-from polo.weights.checkpoint import HeldCheckpoint
+from polo.weights import FileCheckpoint, MemoryCheckpoint, commit
 from polo.weights.files import MAX_HEADER, header_of, open_plain, read_header, write_checkpoint
-from polo.weights.loading import load_into
 
 STORABLE = [
     torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32,
@@ -333,32 +329,3 @@ def test_refusing_a_file_leaves_no_handle_open(tmp_path: Path) -> None:
             with pytest.raises(PoloError):
                 call()
     assert len(os.listdir("/proc/self/fd")) == before
-
-
-def test_loading_gives_a_model_exactly_these_weights(tmp_path: Path) -> None:
-    torch.manual_seed(1)
-    one = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.Linear(3, 3).double())
-    other = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.Linear(3, 3).double())
-    other = other.to(memory_format=torch.channels_last)
-    layout = written(tmp_path / "w.safetensors", one.state_dict())
-    with FileCheckpoint.canonical(tmp_path / "w.safetensors", layout) as stored:
-        load_into(other, stored)
-    assert commit(checkpoint_of(other)).root == commit(checkpoint_of(one)).root
-    assert other[0].weight.is_contiguous(memory_format=torch.channels_last)
-
-
-def test_weights_that_begin_anywhere_in_memory_are_loaded() -> None:
-    one, other = (nn.Linear(3, 3).double() for _ in range(2))
-    for model in (one, other):
-        model.register_buffer("a", torch.ones(1, dtype=torch.bool))
-    one.register_buffer("z", torch.randn(5, dtype=torch.complex128))
-    other.register_buffer("z", torch.zeros(5, dtype=torch.complex128))
-    held = HeldCheckpoint.copy_of(checkpoint_of(one))
-    assert any(held.layout.offsets[at] % 8 for at in range(1, 4))
-    load_into(other, held, check=True)
-    assert all(map(torch.equal, one.state_dict().values(), other.state_dict().values()))
-
-
-def test_loading_refuses_another_layout() -> None:
-    with pytest.raises(WeightsError, match="different layouts"):
-        load_into(nn.Linear(2, 2), MemoryCheckpoint({"weight": np.ones((2, 2), np.float32)}))

@@ -21,6 +21,8 @@ from polo.weights.hashing import commit
 if TYPE_CHECKING:
     import torch
 
+    from polo.weights.loading import Loader
+
 
 MANY = 16
 """From so many tests on it pays to build a second model."""
@@ -45,6 +47,7 @@ class Bench:
         self._policy = policy
         self._problem: Check | None = None
         self._model: torch.nn.Module | None = None
+        self._loaders: dict[int, Loader] = {}
         self._stream: torch.cuda.Stream | None = None
         if policy.accuracy == "none":
             self._problem = Check(
@@ -97,8 +100,7 @@ class Bench:
         """
         import torch
 
-        assert self._model is not None
-        models = itertools.cycle((self._model, spare))
+        loaders = itertools.cycle(self._loader_of(model) for model in (self._model, spare))
         device = next(spare.parameters()).device
         # What is asked for on the usual stream would wait for the test that is under way there.
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -107,7 +109,7 @@ class Bench:
             if one.number not in wanted or one.root != self._root_of(one):
                 return None
             with torch.cuda.stream(self._stream):
-                found = self._load(next(models), one)
+                found = self._load(next(loaders), one)
             if self._stream:
                 self._stream.synchronize()
             return found
@@ -121,9 +123,8 @@ class Bench:
             one: The weights.
             loaded: The model that they are in already, if they are in one.
         """
-        assert self._model is not None
         shard = one.number
-        loaded = loaded or self._load(self._model, one)
+        loaded = loaded or self._load(self._loader_of(self._model), one)
         if loaded.problem:
             yield loaded.problem
             return
@@ -160,15 +161,26 @@ class Bench:
             figures={"claimed": claim, "measured": measured},
         )
 
-    def _load(self, model: "torch.nn.Module", one: Seen) -> Loaded:
-        """Put weights into a model, and see that they are what was hashed."""
-        from polo.weights.loading import NotLoadedError, load_into
+    def _loader_of(self, model: "torch.nn.Module | None") -> "Loader":
+        """What loads into a model; it remembers where."""
+        from polo.weights.loading import Loader
 
+        assert model is not None
+        found = self._loaders.get(id(model))
+        if found is None:
+            found = self._loaders[id(model)] = Loader(model)
+        return found
+
+    def _load(self, loader: "Loader", one: Seen) -> Loaded:
+        """Put weights into a model, and see that they are what was hashed."""
+        from polo.weights.loading import NotLoadedError
+
+        model = loader.model
         try:
-            load_into(model, one.checkpoint, check=isinstance(one.checkpoint, HeldCheckpoint))
+            loader.load(one.checkpoint, check=isinstance(one.checkpoint, HeldCheckpoint))
             if not self._as_seen(model, one):
                 # Or the model did not take them, which is told apart where it costs memory.
-                load_into(model, one.checkpoint, check=True)
+                loader.load(one.checkpoint, check=True)
                 detail = "the file changed while it was verified"
                 return Loaded(model, Check("accuracy", Status.FAILED, detail, shard=one.number))
         except NotLoadedError as error:

@@ -130,6 +130,14 @@ class MemoryCheckpoint:
         return found
 
 
+def places_of(state: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Names of a state dict's tensors and the memory that each one is.
+
+    While somebody holds the tensors, equal places are the same tensors.
+    """
+    return [(name, _memory(value)) for name, value in state.items()]
+
+
 def checkpoint_of(model: "torch.nn.Module | Mapping[str, Any]") -> MemoryCheckpoint:
     """The checkpoint of a module or of a state dict, as it is in memory now."""
     state = model if isinstance(model, Mapping) else model.state_dict()

@@ -4,7 +4,7 @@ import torch
 
 from polo.errors import WeightsError
 from polo.weights import dtypes
-from polo.weights.checkpoint import Checkpoint, HeldCheckpoint, checkpoint_of
+from polo.weights.checkpoint import Checkpoint, HeldCheckpoint, checkpoint_of, places_of
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
 
@@ -13,60 +13,91 @@ class NotLoadedError(WeightsError):
     """A model that does not have the values that were loaded into it."""
 
 
-@torch.no_grad()
-def load_into(model: torch.nn.Module, checkpoint: Checkpoint, *, check: bool = False) -> None:
-    """Copy a checkpoint's values into a model of the same layout.
+class Loader:
+    """Loads one checkpoint after another into a model.
+
+    What takes longest comes first and needs no lock of the interpreter: whoever works on another
+    thread meanwhile hardly notices.
 
     Args:
         model: The model.
-        checkpoint: The checkpoint.
-        check: Whether to look if the model has them then. It has not if its state dict hands out
-            copies, or if two of its tensors share memory and the checkpoint's differ.
-
-    Raises:
-        NotLoadedError: It has not.
     """
-    live = checkpoint_of(model)
-    if live.layout != checkpoint.layout:
-        raise WeightsError("the model and the checkpoint have different layouts")
-    sources = copy_all([live.tensor(at) for at in range(len(live.layout.tensors))], checkpoint)
-    if check:
-        now = checkpoint_of(model)
-        if not _same([now.tensor(at) for at in range(len(sources))], sources):
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.model = model
+        self._look()
+
+    @torch.no_grad()
+    def load(self, checkpoint: Checkpoint, *, check: bool = False) -> None:
+        """Copy a checkpoint's values into the model, which must be of the same layout.
+
+        Args:
+            checkpoint: The checkpoint.
+            check: Whether to look if the model has them then. It has not if its state dict hands
+                out copies, or if two of its tensors share memory and the checkpoint's differ.
+
+        Raises:
+            NotLoadedError: It has not.
+        """
+        flat = _uploaded(checkpoint, self._targets)
+        if not self._is_current():
+            self._look()
+        if self._layout != checkpoint.layout:
+            raise WeightsError("the model and the checkpoint have different layouts")
+        sources = _sources(self._targets, checkpoint, flat)
+        # One call: each gives the interpreter's lock away, and may have to wait to get it back.
+        torch._foreach_copy_(self._targets, sources)
+        if check and not (self._is_current() and self._holds(sources, flat)):
             raise NotLoadedError("the model does not hold what was loaded into it")
+
+    def _look(self) -> None:
+        """Find the model's tensors, which others may have put in the place of earlier ones."""
+        state = self.model.state_dict()
+        live = checkpoint_of(state)
+        self._places, self._layout = places_of(state), live.layout
+        self._targets = [live.tensor(at) for at in range(len(live.layout.tensors))]
+
+    def _is_current(self) -> bool:
+        """Whether the model has the very tensors that were found."""
+        return places_of(self.model.state_dict()) == self._places
+
+    def _holds(self, sources: list[torch.Tensor], flat: torch.Tensor | None) -> bool:
+        """Whether the model's tensors are what was loaded, to the bit."""
+        if flat is None or not all(target.is_cuda for target in self._targets):
+            return _same(self._targets, sources)
+        # All at once: on a GPU each comparison would be waited for.
+        found = torch.cat([_bits(target).view(torch.uint8) for target in self._targets])
+        return torch.equal(found, flat)
+
+
+def load_into(model: torch.nn.Module, checkpoint: Checkpoint, *, check: bool = False) -> None:
+    """Load one checkpoint into a model; see `Loader.load`."""
+    Loader(model).load(checkpoint, check=check)
 
 
 @torch.no_grad()
-def copy_all(targets: list[torch.Tensor], checkpoint: Checkpoint) -> list[torch.Tensor]:
-    """Copy a checkpoint's values into tensors of the same types and shapes, in its order.
+def copy_all(targets: list[torch.Tensor], checkpoint: Checkpoint) -> None:
+    """Copy a checkpoint's values into tensors of the same types and shapes, in its order."""
+    sources = _sources(targets, checkpoint, _uploaded(checkpoint, targets))
+    torch._foreach_copy_(targets, sources)
 
-    Returns:
-        The values.
-    """
-    there = next((target.device for target in targets if target.is_cuda), None)
-    flat = _uploaded(checkpoint, there) if there else None
-    sources = [
+
+def _sources(
+    targets: list[torch.Tensor], checkpoint: Checkpoint, flat: torch.Tensor | None
+) -> list[torch.Tensor]:
+    """A checkpoint's values, on the GPU for those targets that are there."""
+    return [
         _values(checkpoint, at)
         if flat is None or not target.is_cuda
         else _part(flat, checkpoint, at)
         for at, target in enumerate(targets)
     ]
-    # One call: each gives the interpreter's lock away, and may have to wait to get it back.
-    torch._foreach_copy_(targets, sources)
-    return sources
 
 
 def _same(values: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
     """Whether tensors are the same to the bit."""
-    pairs = [(_bits(one), _bits(other)) for one, other in zip(values, others, strict=True)]
-    for device, dtype in {(one.device, one.dtype) for one, _ in pairs if one.is_cuda}:
-        # All at once: on a GPU each comparison would be waited for.
-        there = [(a, b) for a, b in pairs if (a.device, a.dtype) == (device, dtype)]
-        pairs = [(a, b) for a, b in pairs if (a.device, a.dtype) != (device, dtype)]
-        pairs.append(
-            (torch.cat([a for a, _ in there]), torch.cat([b.to(device) for _, b in there]))
-        )
-    return all(torch.equal(one, other) for one, other in pairs)
+    pairs = zip(values, others, strict=True)
+    return all(torch.equal(_bits(one), _bits(other).to(one.device)) for one, other in pairs)
 
 
 def _bits(value: torch.Tensor) -> torch.Tensor:
@@ -74,9 +105,10 @@ def _bits(value: torch.Tensor) -> torch.Tensor:
     return plain.reshape(-1).view(_INTEGERS[value.dtype.itemsize])
 
 
-def _uploaded(checkpoint: Checkpoint, device: torch.device) -> torch.Tensor | None:
-    """All bytes of a checkpoint on a device, in one piece; None if they are not held so."""
-    if not isinstance(checkpoint, HeldCheckpoint):
+def _uploaded(checkpoint: Checkpoint, targets: list[torch.Tensor]) -> torch.Tensor | None:
+    """All bytes of a checkpoint on the targets' GPU, in one piece; None if they are not held so."""
+    device = next((target.device for target in targets if target.is_cuda), None)
+    if device is None or not isinstance(checkpoint, HeldCheckpoint):
         return None
     return torch.frombuffer(_writable(checkpoint.data), dtype=torch.uint8).to(device)
 

@@ -34,9 +34,7 @@ class Measuring:
                 old = _wide(before.strips[at][1])
                 self._add(_CHANGE, labels, torch._foreach_sub(now, old))
         # They are on their way now, and there when the streams of all devices have come so far.
-        self._values = [
-            torch.stack(norms).to("cpu", non_blocking=True) for norms in self._norms.values()
-        ]
+        self._values = [_on_the_way(torch.stack(norms)) for norms in self._norms.values()]
 
     @property
     def is_done(self) -> bool:
@@ -79,6 +77,15 @@ def _between(before: Copy, after: Copy) -> tuple[int, int]:
     """The moves between two copies by different plans, tensor by tensor."""
     norm = norm_of(before.trained(), after.trained())
     return in_units(0.0 if norm is None else norm.item()), rest_move(before.rest(), after.rest())
+
+
+def _on_the_way(values: torch.Tensor) -> torch.Tensor:
+    """Numbers that will be on the host when the current stream has come so far."""
+    if not values.is_cuda:
+        return values
+    # To memory that is not pinned a GPU copies while the caller waits, whatever is asked of it.
+    room = torch.empty(values.shape, dtype=values.dtype, device="cpu", pin_memory=True)
+    return room.copy_(values, non_blocking=True)
 
 
 def _wide(strips: list[torch.Tensor]) -> list[torch.Tensor]:
