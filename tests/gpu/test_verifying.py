@@ -1,5 +1,6 @@
 """Verification on a GPU: checkpoints are loaded beside the test of the one before."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -26,7 +27,7 @@ def test_what_is_tested_is_what_was_hashed(
             # The device is still busy with this when the next one is loaded.
             torch.cuda._sleep(10**8)
             roots.append(commit(checkpoint_of(model)).root)
-            return float(super().evaluate(model))
+            return float(super().evaluate(copy.deepcopy(model).cpu()))
 
     there = There(lambda: task.build_model().cuda())
     for model in (None, made.path / checkpoint_path(6)):
@@ -52,13 +53,14 @@ def test_models_that_do_not_take_their_weights_are_noticed(
 
 
 @pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
-def test_a_loader_puts_the_same_weights_there(form: torch.memory_format) -> None:
+@pytest.mark.parametrize("staged", [False, True])
+def test_a_loader_puts_the_same_weights_there(form: torch.memory_format, staged: bool) -> None:
     def built(seed: int) -> nn.Sequential:
         torch.manual_seed(seed)
         return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Linear(7, 5).double())
 
     there = built(0).cuda().to(memory_format=form)
-    loader = Loader(there)
+    loader = Loader(there, staged=staged)
     for seed in (1, 2):
         held = HeldCheckpoint.copy_of(checkpoint_of(built(seed)))
         loader.load(held, check=True)

@@ -100,7 +100,8 @@ class Bench:
         """
         import torch
 
-        loaders = itertools.cycle(self._loader_of(model) for model in (self._model, spare))
+        models = (self._model, spare)
+        loaders = itertools.cycle([self._loader_of(model, staged=True) for model in models])
         device = next(spare.parameters()).device
         # What is asked for on the usual stream would wait for the test that is under way there.
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -161,14 +162,14 @@ class Bench:
             figures={"claimed": claim, "measured": measured},
         )
 
-    def _loader_of(self, model: "torch.nn.Module | None") -> "Loader":
+    def _loader_of(self, model: "torch.nn.Module | None", *, staged: bool = False) -> "Loader":
         """What loads into a model; it remembers where."""
         from polo.weights.loading import Loader
 
         assert model is not None
         found = self._loaders.get(id(model))
         if found is None:
-            found = self._loaders[id(model)] = Loader(model)
+            found = self._loaders[id(model)] = Loader(model, staged=staged)
         return found
 
     def _load(self, loader: "Loader", one: Seen) -> Loaded:

@@ -21,10 +21,14 @@ class Loader:
 
     Args:
         model: The model.
+        staged: Whether bytes go to a GPU by way of pinned memory, which is kept. While others are
+            copied there, the driver lets nobody else on; and to pin memory takes longer than that.
     """
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, *, staged: bool = False) -> None:
         self.model = model
+        self._staged = staged
+        self._stage: torch.Tensor | None = None
         self._look()
 
     @torch.no_grad()
@@ -39,7 +43,7 @@ class Loader:
         Raises:
             NotLoadedError: It has not.
         """
-        flat = _uploaded(checkpoint, self._targets)
+        flat = self._uploaded(checkpoint)
         if not self._is_current():
             self._look()
         if self._layout != checkpoint.layout:
@@ -56,6 +60,21 @@ class Loader:
         live = checkpoint_of(state)
         self._places, self._layout = places_of(state), live.layout
         self._targets = [live.tensor(at) for at in range(len(live.layout.tensors))]
+
+    def _uploaded(self, checkpoint: Checkpoint) -> torch.Tensor | None:
+        """All bytes of a checkpoint on the model's GPU; None if they are not taken there so."""
+        device = _gpu_of(self._targets)
+        if device is None or not isinstance(checkpoint, HeldCheckpoint) or not self._staged:
+            return _uploaded(checkpoint, device)
+        if self._stage is None or len(self._stage) != checkpoint.size:
+            self._stage = torch.empty(
+                checkpoint.size, dtype=torch.uint8, device="cpu", pin_memory=True
+            )
+        self._stage.copy_(_bytes_of(checkpoint))
+        flat = self._stage.to(device, non_blocking=True)
+        # It is written to again the next time.
+        torch.cuda.current_stream(device).synchronize()
+        return flat
 
     def _is_current(self) -> bool:
         """Whether the model has the very tensors that were found."""
@@ -78,7 +97,7 @@ def load_into(model: torch.nn.Module, checkpoint: Checkpoint, *, check: bool = F
 @torch.no_grad()
 def copy_all(targets: list[torch.Tensor], checkpoint: Checkpoint) -> None:
     """Copy a checkpoint's values into tensors of the same types and shapes, in its order."""
-    sources = _sources(targets, checkpoint, _uploaded(checkpoint, targets))
+    sources = _sources(targets, checkpoint, _uploaded(checkpoint, _gpu_of(targets)))
     torch._foreach_copy_(targets, sources)
 
 
@@ -105,12 +124,19 @@ def _bits(value: torch.Tensor) -> torch.Tensor:
     return plain.reshape(-1).view(_INTEGERS[value.dtype.itemsize])
 
 
-def _uploaded(checkpoint: Checkpoint, targets: list[torch.Tensor]) -> torch.Tensor | None:
-    """All bytes of a checkpoint on the targets' GPU, in one piece; None if they are not held so."""
-    device = next((target.device for target in targets if target.is_cuda), None)
+def _gpu_of(targets: list[torch.Tensor]) -> torch.device | None:
+    return next((target.device for target in targets if target.is_cuda), None)
+
+
+def _uploaded(checkpoint: Checkpoint, device: torch.device | None) -> torch.Tensor | None:
+    """All bytes of a checkpoint on a GPU, in one piece; None if they are not held so."""
     if device is None or not isinstance(checkpoint, HeldCheckpoint):
         return None
-    return torch.frombuffer(_writable(checkpoint.data), dtype=torch.uint8).to(device)
+    return _bytes_of(checkpoint).to(device)
+
+
+def _bytes_of(checkpoint: HeldCheckpoint) -> torch.Tensor:
+    return torch.frombuffer(_writable(checkpoint.data), dtype=torch.uint8)
 
 
 def _part(flat: torch.Tensor, checkpoint: Checkpoint, at: int) -> torch.Tensor:
