@@ -8,7 +8,7 @@ from pathlib import Path
 
 from polo._version import __version__
 from polo.checks import Check, Status, counted, problem
-from polo.errors import FormatError, PoloError, StoreError, TermsError
+from polo.errors import FormatError, PoloError, StoreError
 from polo.evidence import start
 from polo.evidence.receipts.check import receipts
 from polo.evidence.uniqueness import uniqueness
@@ -18,27 +18,19 @@ from polo.protocol.carrier import Carrier
 from polo.protocol.challenge import Challenge
 from polo.protocol.layout import Layout
 from polo.protocol.records import Bundle, Manifest, Nonce, Terms, identity_of
-from polo.storage import history, openings
+from polo.storage import history
 from polo.storage.bundle import files_of, opened
-from polo.storage.folder import (
-    LAYOUT_FILE,
-    MANIFEST_FILE,
-    ProofFolder,
-    checkpoint_path,
-    nonce_path,
-    opening_path,
-)
+from polo.storage.folder import LAYOUT_FILE, MANIFEST_FILE, ProofFolder
 from polo.tasks import Task
 from polo.verifier import accuracy, delivered, files, lineage, walking
 from polo.verifier.effort import KNOWN, Effort, Request, effort_of
 from polo.verifier.final import about, verify_final
 from polo.verifier.hashers import Hashers
+from polo.verifier.marks import Marks
 from polo.verifier.policy import Policy
 from polo.verifier.verdict import Owner, Verdict, described
-from polo.watermark.mark import carrier_of, derive
-from polo.watermark.reading import OpenedCheckpoint, read, values_of
-from polo.watermark.schemes import scheme
-from polo.weights.checkpoint import Checkpoint, HeldCheckpoint
+from polo.watermark.mark import carrier_of
+from polo.weights.checkpoint import HeldCheckpoint
 from polo.weights.hashing import commit
 
 CHECKED = (*KNOWN, "receipts", "uniqueness")
@@ -324,112 +316,22 @@ class _Run:
         carrier: Carrier,
         is_sound: Callable[[str], bool],
     ) -> Iterator[Check]:
-        """Every mark, newest to oldest, each from its opening or its checkpoint."""
-        try:
-            scheme(manifest.terms.scheme.name)
-        except TermsError as error:
-            yield Check("mark", Status.UNDECIDED, str(error), advice=error.advice)
-            return
+        """Every mark; the nonces that are found are noted."""
         if self.bundle and self.bundle.kind == "public":
             detail = "the marks were not checked, since a public bundle shows no nonce"
             advice = "Ask the prover for a disclosure, or for the verifier's bundle."
             yield Check("mark", Status.UNDECIDED, detail, advice=advice)
             return
-        walk = chain.ChainWalk(manifest, self._signatures)
-        while (shard := walk.shard) is not None:
-            if self._shown is not None and nonce_path(shard) not in self._shown:
-                walk.skip()
-                continue
-            total = len(manifest.shards)
-            self._tell("reading marks", total - shard, total)
-            place = nonce_path(shard)
-            if not is_sound(place):
-                walk.skip()
-                yield Check(
-                    "nonce",
-                    Status.UNDECIDED,
-                    "the nonce is not here, so the mark was not checked",
-                    shard=shard,
-                    place=place,
-                    advice="Ask the prover for the verifier's bundle or a disclosure.",
-                )
-                continue
-            try:
-                nonce = folder.nonce(shard)
-                query = walk.open(nonce, place=place)
-            except PoloError as error:
-                walk.skip()
-                yield problem("nonce", error, shard=shard)
-                continue
-            self._nonces[shard] = nonce
-            yield Check("nonce", Status.PASSED, "the issuer committed to it", shard=shard)
-            check = self._mark(folder, walk, query, carrier, is_sound)
-            yield check
-            claimed, found = manifest.shards[shard - 1].matches, check.figures.get("matches")
-            if found not in (None, claimed):
-                detail = f"the prover says {claimed} bits read right, {found} do"
-                yield Check("reading", Status.FAILED, detail, shard=shard)
-
-    def _mark(
-        self,
-        folder: ProofFolder,
-        walk: chain.ChainWalk,
-        query: chain.MarkQuery,
-        carrier: Carrier,
-        is_sound: Callable[[str], bool],
-    ) -> Check:
-        shard = query.shard
-        mark = derive(walk.terms, carrier, query.seed)
-        source: Checkpoint
-        try:
-            if is_sound(opening_path(shard)):
-                place = opening_path(shard)
-                where = carrier.leaves(mark.blocks)
-                opening = openings.load(folder.file(place), carrier.layout, where, place=place)
-                root = opening.root(carrier.layout, where, place=place)
-                source = OpenedCheckpoint(carrier.layout, opening.chunks)
-                values = values_of(mark, carrier, source)
-            elif is_sound(checkpoint_path(shard)):
-                place = checkpoint_path(shard)
-                with folder.checkpoint(shard, carrier.layout) as whole:
-                    root = commit(whole, threads=self._policy.threads).root
-                    values = values_of(mark, carrier, whole)
-            else:
-                walk.skip()
-                return Check(
-                    "mark",
-                    Status.UNDECIDED,
-                    "neither opening nor checkpoint is here, so the mark was not checked",
-                    shard=shard,
-                )
-        except PoloError as error:
-            walk.skip()
-            return problem("mark", error, shard=shard)
-        if root != query.root:
-            walk.skip()
-            detail = "what is opened does not belong to the committed weights"
-            return Check("mark", Status.FAILED, detail, shard=shard, place=place)
-        try:
-            found = read(mark, values)
-        except TermsError as error:
-            # The scheme is of a package that the verifier installed: no fault of the prover's.
-            walk.skip()
-            return problem("mark", error, Status.UNDECIDED, shard=shard)
-        result = walk.read(found.matches)
-        reading = result.reading
-        return Check(
-            "mark",
-            Status.PASSED if result.passed else Status.FAILED,
-            f"η = {reading.eta:.4f}, {reading.matches} of {reading.bits} bits, "
-            f"log2 p = {reading.log2_p:.1f}",
-            shard=shard,
-            figures={
-                "eta": reading.eta,
-                "matches": reading.matches,
-                "bits": reading.bits,
-                "log2_p": reading.log2_p,
-            },
+        marks = Marks(
+            folder,
+            manifest,
+            carrier,
+            is_sound=is_sound,
+            is_shown=lambda path: self._shown is None or path in self._shown,
+            threads=self._policy.threads,
         )
+        self._nonces = marks.nonces
+        yield from marks.checks(self._tell)
 
     def _weights(
         self,
