@@ -231,14 +231,16 @@ def _recorded(training: Training, case: Case) -> Iterator[Figure]:
     for _ in range(case.every - 1):
         side.after_step()
 
-    blocks = 0
+    blocks, waited = 0, 0.0
 
     def recorded() -> None:
-        nonlocal blocks
+        nonlocal blocks, waited
         blocks += 1
         for _ in range(block):
             training.step(side)
+        waited -= side.seconds
         side.wait()
+        waited += side.seconds
         training.settle()
 
     def plain() -> None:
@@ -264,6 +266,7 @@ def _recorded(training: Training, case: Case) -> Iterator[Figure]:
             f"{len(samples['plain'])} alternations",
             details={
                 "seconds inside the recorder, a block": (side.seconds - earlier) / blocks,
+                "of them at its end, until all is hashed": waited / blocks,
                 "device memory beyond training, in states": extra / training.state_bytes,
             },
         )
