@@ -5,6 +5,7 @@ thousands of norm scales, so that every scheme fits; every 4 epochs, 88 steps, a
 seal.
 """
 
+import itertools
 import statistics
 import tempfile
 import warnings
@@ -22,6 +23,12 @@ from polo.watermark.schemes import SCHEMES
 from polo_lab.tasks.norms import DigitsNorms
 
 PACES = (1, 2, 4, 8, 16)
+LARGE = 2048
+"""Bits of the marks whose cost is measured on a GPU, pressed in every step or in one of eight."""
+
+_LARGE = ("ednn", "riga", "fedipr-kernel", "signed")
+"""Those of them that this network carries."""
+
 ATTEMPTS = 5
 PASSES = 4
 SEEDS = 2
@@ -37,6 +44,9 @@ def run(quick: bool) -> Iterator[Figure]:
             for every in PACES[:: 4 if quick else 1]:
                 terms = make_terms(task, scheme=scheme, every=every)
                 yield from _figures(task, terms, attempts, seeds)
+        for scheme, every in itertools.product(() if quick else _LARGE, (1, 8)):
+            terms = make_terms(task, scheme=scheme, every=every, bits=LARGE)
+            yield from _figures(task, terms, attempts, seeds)
 
 
 def _figures(task: DigitsNorms, terms: Terms, attempts: int, seeds: int) -> Iterator[Figure]:
@@ -48,7 +58,7 @@ def _figures(task: DigitsNorms, terms: Terms, attempts: int, seeds: int) -> Iter
         rates.append(sealed / attempts)
         accuracies.append(accuracy)
     scheme = terms.scheme
-    title = f"{scheme.name}, every {scheme.every} steps"
+    title = f"{scheme.name}, {scheme.bits} bits, every {scheme.every} steps"
     yield amount_of(
         f"η before finishing, {title}",
         "of the bits",

@@ -20,9 +20,11 @@ Written by `python -m benchmarks.report` from a recorded run (`benchmarks/result
 `benchmarks/README.md` says how to run them and how to read the ratios.
 
 Every time was taken in turn with what it is compared with, round after round. A *ratio* is that
-of the two medians, with its 95 % bootstrap interval over whole rounds; the range after a median
-goes from the 10th to the 90th percentile of the single samples. *Load* is the average number of
-processes that ran or waited during the minute before and after, the benchmark itself included."""
+of the two medians, with its 95 % bootstrap interval over whole rounds; a figure whose unit is × is
+itself a ratio, the median of the single rounds' ratios, likewise with its interval. The range after
+a median goes from the 10th to the 90th percentile of the single samples. *Load* is the average
+number of processes that ran or waited during the minute before and after, the benchmark itself
+included."""
 
 
 def main() -> None:

@@ -182,6 +182,15 @@ def test_models_of_a_process_share_the_pretrained_weights() -> None:
     assert one.model.norm.weight is not other.model.norm.weight
 
 
+@pytest.mark.full
+def test_an_adapter_of_the_pretrained_model_is_proved(data: Path, tmp_path: Path) -> None:
+    course, bench = llm.Course(shards=2, steps=6), Bench(tmp_path)
+    made = llm.measure(llm._settings("smollm2-135m", "chat", "signed", 512, course), bench)
+    assert (made.figures["verdict"], made.figures["sealed"]) == ("accepted", 2)
+    assert made.figures["merged"]["float32"]["finding"] == "claim"
+    assert made.figures["stranger"]["finding"] == "no_claim"
+
+
 def test_without_the_package_it_is_said_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(smollm, "_PACKAGE", "no_such_package")
     with pytest.raises(MissingError, match="SmolLM2 is not here"):

@@ -313,6 +313,17 @@ def test_a_run_without_any_step_is_finished_as_it_is(loose: Run) -> None:
     assert loose.prover.finish().shards == 0
 
 
+def test_an_epoch_without_any_step_is_no_run(loose: Run) -> None:
+    with pytest.warns(EmbeddingWarning, match="no step in this epoch"):
+        loose.prover.end_epoch()
+    with pytest.raises(ChainError, match="no step in any epoch") as caught:
+        loose.prover.finish()
+    assert caught.value.advice
+    loose.task.train_epoch(loose.model, loose.optimizer)
+    loose.prover.end_epoch()
+    assert loose.prover.finish().shards == 1
+
+
 def test_a_scaler_that_skips_every_step_is_told(run: Run) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     for epoch in range(2):

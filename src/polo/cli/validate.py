@@ -187,7 +187,7 @@ def _print(
     share = fits.share(bits, load)
     console.print(
         f"\n[bold]planned:[/] scheme {fits.scheme}, load {load / 1e6:g}, blocks of {fits.block}: "
-        f"[green]{bits} bits fit[/], they take {share:.0%} of the carrier's blocks"
+        f"[green]{bits} bits fit[/], they take {_part(share)} of the carrier's blocks"
     )
     if share > COMFORTABLE_SHARE:
         console.print("[yellow]that is much: each mark will overwrite part of the one before[/]")
@@ -208,6 +208,16 @@ def _print(
     )
     if planned.step_seconds is not None:
         console.print(
-            f"the mark adds about {planned.step_seconds * 1000:.2f} ms to a step on this machine"
+            f"the mark adds about {planned.step_seconds * 1000:.2f} ms to a step on this machine, "
+            "as busy as it is now; where steps are short, --every 8 makes it an eighth"
         )
     return console
+
+
+def _part(share: float) -> str:
+    """A part in whole percents.
+
+    >>> _part(0.004), _part(0.25)
+    ('less than 1%', '25%')
+    """
+    return "less than 1%" if share < 0.01 else f"{share:.0%}"

@@ -214,6 +214,11 @@ class CurrentShard:
             self.training.check()
             self._monitor.stepless(self._trained)
 
+    def check_any(self) -> None:
+        """Refuse to close a proof whose epochs have ended without a single step."""
+        if self.epochs and not self.sealed and self.total == 0:
+            self._monitor.idle()
+
     def check_finite(self) -> None:
         """Refuse weights with NaN or infinity."""
         shard = self.sealed + 1

@@ -76,6 +76,11 @@ class Monitor:
         warnings.warn(told, EmbeddingWarning, stacklevel=4)
 
     @staticmethod
+    def idle() -> None:
+        """Refuse a run of epochs without any step: its proof would show nothing."""
+        raise ChainError(_IDLE.format("any epoch"), advice=_IDLE_ADVICE)
+
+    @staticmethod
     def stepless(trained: Callable[[], bool]) -> None:
         """Refuse weights that changed in a shard of which no step was seen.
 

@@ -332,7 +332,8 @@ class Prover:
                 where the terms name some.
 
         Raises:
-            ChainError: The weights have changed, and the optimizer that was attached made no step.
+            ChainError: The optimizer that was attached made no step, though the weights have
+                changed or an epoch has ended.
             WeightsError: The tail cannot be sealed because training has diverged, or the model is
                 not what was attached any more; the sealed shards are safe.
         """
@@ -344,6 +345,7 @@ class Prover:
         self._measure_by(evaluate)
         if seal and not self._failed:
             self._seal_tail()
+            current.check_any()
         steps = current.steps
         current.training.base.check_all()
         self.detach()

@@ -62,18 +62,19 @@ class SchemeConformance(Subject):
         assert done.returncode == 0, done.stderr
         assert done.stdout.strip() == fingerprint(self.scheme, self.options)
 
-    def test_every_device_finds_the_same(self) -> None:
-        """Gradients agree to single precision on all devices, and finished weights to the bit."""
-        terms = self.terms()
-        mark = self.mark(terms)
-        values = torch.from_numpy(weights_for(mark)).float()
-        gradient = self.press(mark, terms).gradient(values)
-        finished = self.press(mark, terms).finish(values)
-        for device in ["cuda"] * torch.cuda.is_available():
-            pressing = self.press(mark, terms, device)
-            other = pressing.gradient(values.to(device)).cpu()
+    if torch.cuda.is_available():
+
+        def test_every_device_finds_the_same(self) -> None:
+            """Gradients agree to single precision on a GPU, and finished weights to the bit."""
+            terms = self.terms()
+            mark = self.mark(terms)
+            values = torch.from_numpy(weights_for(mark)).float()
+            gradient = self.press(mark, terms).gradient(values)
+            finished = self.press(mark, terms).finish(values)
+            pressing = self.press(mark, terms, "cuda")
+            other = pressing.gradient(values.cuda()).cpu()
             assert _distance(other, gradient) <= 1e-5
-            assert torch.equal(pressing.finish(values.to(device)), finished)
+            assert torch.equal(pressing.finish(values.cuda()), finished)
 
     def test_the_capacity_that_is_stated_can_be_used(self) -> None:
         """A mark of all bits that fit can be laid out and read; one step more is refused."""

@@ -179,7 +179,7 @@ def _small(quick: bool) -> Iterable[Settings]:
     if quick:
         return units(tasks=["digits"], schemes=["ednn", "fedipr"], bits=[256], seeds=1)
     found = units(tasks=SMALL, schemes=tuple(SCHEMES), bits=BITS, seeds=5)
-    found += units(tasks=SMALL, schemes=[DENSE], bits=BITS[:3], seeds=2)
+    found += units(tasks=SMALL, schemes=[DENSE], bits=BITS, seeds=2)
     for name in SCHEMES:
         loads = [defaults_of(name).load * factor for factor in LOADS]
         found += units(tasks=SMALL, schemes=[name], bits=BITS, loads=loads, seeds=2)

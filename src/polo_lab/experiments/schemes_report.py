@@ -29,15 +29,19 @@ terms of level chain, and without. A shard may be sealed after every epoch. What
   the finishing step; the edit is the finishing step's largest, relative to its group of weights.
 - **residual**: all marks of the chain, read from the finished model by `polo identify`.
 - **overwritten**: the same after a thief has trained on at the full learning rate with a chain of
-  their own, of the same scheme, size and load and ten times as strong. Accuracy is then less that
-  of the marked model; where marks had ruined it, training on mends it.
+  their own, of the same scheme, size and load and ten times as strong. That is the paper's OFA made
+  stronger: there the thief trains for three to five rounds at a tenth of the rate, with a mark as
+  strong as the owner's (`polo-lab run ofa-wma`, with RIGA's marks on every checkpoint). Accuracy is
+  then less that of the marked model; where marks had ruined it, training on mends it.
 - **forged**: somebody without data presses one more mark into the finished model by the closed-form
   edit alone. *All bits* turns every wrong bit; *enough* turns just as many as the thresholds of a
   verifier ask for (η ≥ 0.70 by default), the cheapest first; then the same if they asked for
   η ≥ 0.95, which honest marks have in their own checkpoint. Where batch-norm's statistics may be
   estimated anew, inputs are needed and no labels. What is left of accuracy is the forge-hardness.
 - **told apart**: the better of two classifiers, on held-out blocks of marked and of unmarked
-  weights, where guessing is right half of the time.
+  weights, where guessing is right half of the time. RIGA's discriminator is on in all of these
+  trainings; where terms ask for replay it is off, and marks of RIGA are as conspicuous as without
+  (docs/adr/0017).
 
 Figures are means over seeds, ± half of their 95 % interval (Student's t), where sizes are put
 together of the means of each seed; log2 p is the weakest of them. Of told apart the interval is
