@@ -18,8 +18,9 @@ _NOISY = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _AHEAD = 2**27
 """Of so many weights at most the noise is drawn ahead; it takes two bytes a weight."""
 
-_STRIPS = {"cuda": 2**22, "cpu": 2**17}
-"""So many weights are edited at a time: few calls, and on a CPU, memory that stays in its cache."""
+_STRIPS = {"cuda": 2**20, "cpu": 2**17}
+"""So many weights are edited at a time: few calls, less than 20 MB on a GPU, and on a CPU memory that
+stays in its cache."""
 
 
 class Noise:
