@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from polo.weights.loading import Loader
 
-
 MANY = 16
 """From so many tests on it pays to build a second model."""
 
@@ -105,6 +104,7 @@ class Bench:
         device = next(spare.parameters()).device
         # What is asked for on the usual stream would wait for the test that is under way there.
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._release()
 
         def load(one: Seen) -> Loaded | None:
             if one.number not in wanted or one.root != self._root_of(one):
