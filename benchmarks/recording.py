@@ -225,8 +225,9 @@ def _training(name: str, *, small: bool, batch: int = 128) -> Training:
 
 
 def _recorded(training: Training, case: Case) -> Iterator[Figure]:
+    _try(training, case)
     before, block = _allocated(training), case.segments * case.every
-    side: Side = (Whole if case.whole else Alone)(training, case.every)
+    side = _side(training, case)
     # From here on, snapshots come right after the first step of every segment of a block.
     for _ in range(case.every - 1):
         side.after_step()
@@ -279,6 +280,19 @@ def _recorded(training: Training, case: Case) -> Iterator[Figure]:
             "bytes that a boundary adds to a record", "B", [added / len(record.boundaries)],
             target=_BYTES, note=f"the record of {record.segments} segments has {size}",
         )  # fmt: skip
+
+
+def _side(training: Training, case: Case) -> Side:
+    return (Whole if case.whole else Alone)(training, case.every)
+
+
+def _try(training: Training, case: Case) -> None:
+    """Record a segment and look at it, before any figure is made."""
+    side = _side(training, case)
+    for _ in range(case.every):
+        training.step(side)
+    side.wait()
+    _check(training, side.record())
 
 
 def _check(training: Training, record: Record) -> None:

@@ -1,19 +1,23 @@
 """Hashers of a verification, and files that their processes hash."""
 
+import itertools
 import logging
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from polo.errors import FormatError
+import polo
+from polo.protocol import signing
 from polo.protocol.layout import CHUNK_BYTES, Layout, Tensor
-from polo.storage.folder import checkpoint_path, nonce_path, opening_path
+from polo.storage.folder import MANIFEST_FILE, checkpoint_path, nonce_path, opening_path
 from polo.verifier import Outcome, Status, hashers
 from polo.verifier.hashers import Hashers
 from polo.weights import hasher, sharing
@@ -71,12 +75,31 @@ def test_a_file_that_is_cut_costs_the_process_and_nobody_else(
     killed = "import os, signal; os.kill(os.getpid(), signal.SIGBUS)"
     monkeypatch.setattr(hasher, "command", lambda _: [sys.executable, "-c", killed])
     with caplog.at_level(logging.WARNING), path.open("rb") as file:
-        whole = sha256(path.read_bytes()).digest()
-        assert own.digest(file, SIZE) == whole
+        assert own.digest(file, SIZE) is None
         assert "lost" in caplog.text
-        os.truncate(path, 5)
-        with pytest.raises(FormatError, match="ends too early"):
-            own.digest(file, SIZE)
+        assert own.digest(file, SIZE) is None
+
+
+@pytest.mark.parametrize("size", [0, 5])
+def test_a_file_that_is_cut_is_named(
+    make_proof: Callable[..., Any],
+    size: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    made, digest = make_proof(), Hasher.digest
+    name = checkpoint_path(2)
+
+    def cut(own: Hasher, file: Any, length: int) -> bytes | None:
+        if os.path.samestat(os.fstat(file.fileno()), (made.path / name).stat()):
+            os.truncate(made.path / name, size)
+        return digest(own, file, length)
+
+    monkeypatch.setattr(Hasher, "digest", cut)
+    first = next(made.verify().of(Status.FAILED))
+    assert (first.name, first.place) == ("files", name)
+    assert "not those that were signed" in first.detail
+    assert capfd.readouterr().err == ""
 
 
 def test_a_shorter_file_has_another_digest(own: Hashers, path: Path) -> None:
@@ -95,6 +118,47 @@ def test_each_is_lent_to_one_at_a_time(own: Hashers) -> None:
         assert waiting.is_alive()
     waiting.join(20)
     assert not waiting.is_alive()
+
+
+def test_after_the_end_nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Hasher, "start", lambda _: pytest.fail("it is over"))
+    with Hashers(LAYOUT, 4, 2) as own:
+        pass
+    with own.lent():
+        pass
+
+
+def test_who_is_interrupted_at_the_beginning_leaves_nothing_behind(
+    make_proof: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, before, submit = make_proof(), threading.active_count(), ThreadPoolExecutor.submit
+    asked = itertools.count()
+
+    def interrupted(*arguments: Any) -> Any:
+        if next(asked) == 4:
+            raise KeyboardInterrupt
+        return submit(*arguments)
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        made.verify()
+    assert threading.active_count() == before
+
+
+def test_a_file_that_is_listed_twice_must_be_as_both_say(
+    make_proof: Callable[..., Any], alice: polo.Identity
+) -> None:
+    made = make_proof()
+    right = next(file for file in made.manifest.files if file.path == opening_path(2))
+    wrong = replace(right, sha256=bytes(32))
+    for pair in ((wrong, right), (right, wrong)):
+        others = tuple(file for file in made.manifest.files if file != right)
+        twice = replace(made.manifest, files=(*others, *pair))
+        signed = signing.sign(twice, alice)
+        (made.path / MANIFEST_FILE).write_bytes(signed.to_bytes())
+        verdict = made.verify()
+        assert verdict.outcome is Outcome.REJECTED
+        assert opening_path(2) in {check.place for check in verdict.of(Status.FAILED)}
 
 
 def test_marks_are_read_while_large_files_are_hashed(

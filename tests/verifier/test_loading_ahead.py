@@ -1,6 +1,7 @@
 """Checkpoints that are loaded into a second model while the first one is tested."""
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
@@ -183,4 +184,92 @@ def test_threads_are_gone_afterwards(make_proof: Callable[..., Any], task: Any) 
     with pytest.raises(KeyboardInterrupt):
         judged(made, Stopped())
     assert threading.active_count() == before
-    assert torch.is_grad_enabled()
+
+
+def test_a_checkpoint_stays_while_the_next_is_loaded(
+    make_proof: Callable[..., Any], task: Any
+) -> None:
+    made = make_proof(epochs=6)
+
+    class Slow(type(task)):  # type: ignore[misc]
+        def evaluate(self, model: Any) -> float:
+            time.sleep(0.3)
+            return float(super().evaluate(model))
+
+    last, policy = made.path / checkpoint_path(6), Policy(threads=1)
+    assert judged(made, Slow(), policy=policy, model=last).outcome is Outcome.ACCEPTED
+
+
+class Broken:
+    """A stream of a device that has failed."""
+
+    device = torch.device("cpu")
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError("the device has failed")
+
+
+@pytest.mark.parametrize("when", ["in a test", "in a load"])
+def test_a_device_that_fails_is_nobodys_fault(
+    make_proof: Callable[..., Any], task: Any, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, tests = make_proof(epochs=4), list[Any]()
+    stream, usual = torch.cuda.stream, accuracy.Bench._load
+
+    def streamed(found: Any) -> Any:
+        if isinstance(found, Broken):
+            raise RuntimeError("the device has failed")
+        return stream(found)
+
+    def load(bench: accuracy.Bench, *arguments: Any, **options: Any) -> Any:
+        if when == "in a load" and len(tests) == 1:
+            bench._stream = Broken()  # type: ignore[assignment]
+        return usual(bench, *arguments, **options)
+
+    class Fatal(type(task)):  # type: ignore[misc]
+        def evaluate(self, model: Any) -> float:
+            tests.append(model)
+            if when == "in a test" and len(tests) == 2:
+                raise RuntimeError("device-side assert")
+            return float(super().evaluate(model))
+
+    monkeypatch.setattr(torch.cuda, "stream", streamed)
+    monkeypatch.setattr(accuracy.Bench, "_load", load)
+    verdict = judged(made, Fatal())
+    assert verdict.outcome is (Outcome.UNDECIDED if when == "in a test" else Outcome.ACCEPTED)
+
+
+def test_what_could_not_be_loaded_beside_a_test_is_loaded_after_it(
+    make_proof: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, load, here = make_proof(epochs=4), Loader.load, threading.current_thread()
+    failed = list[Any]()
+
+    def crowded(loader: Loader, checkpoint: Any, **options: Any) -> None:
+        if threading.current_thread() is not here:
+            failed.append(loader.model)
+            raise RuntimeError("out of memory")
+        load(loader, checkpoint, **options)
+
+    monkeypatch.setattr(Loader, "load", crowded)
+    assert made.verify().outcome is Outcome.ACCEPTED
+    assert len(failed) == 4
+
+
+def test_a_model_that_cannot_be_loaded_into_is_not_tested(
+    make_proof: Callable[..., Any], task: Any
+) -> None:
+    made = make_proof()
+
+    class Once(nn.Sequential):
+        asked = 0
+
+        def state_dict(self, *arguments: Any, **options: Any) -> Any:
+            self.asked += 1
+            if self.asked > 1:
+                raise RuntimeError("only once")
+            return super().state_dict(*arguments, **options)
+
+    verdict = judged(made, type(task)(lambda: Once(*task.build_model())))
+    assert verdict.outcome is Outcome.UNDECIDED
+    assert {c.name for c in verdict.of(Status.UNDECIDED)} == {"accuracy"}

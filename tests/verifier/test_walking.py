@@ -111,7 +111,7 @@ def test_every_checkpoint_comes_with_its_root_and_stays_while_it_is_looked_at(
 def test_two_rooms_are_enough(files: list[Path]) -> None:
     walk = seen(files, looked_at=range(COUNT), threads=1)
     rooms = [one.checkpoint.data.obj for one in walk]  # type: ignore[attr-defined]
-    assert len(set(map(id, rooms))) == 2
+    assert len(set(map(id, rooms))) <= 2
 
 
 @pytest.mark.usefixtures("much")
@@ -122,7 +122,7 @@ def test_who_looks_longer_sees_what_was_hashed_until_the_next_but_one(files: lis
         assert (value(before.checkpoint), value(one.checkpoint)) == (before.number, one.number)
         rooms.add(id(one.checkpoint.data.obj))  # type: ignore[attr-defined]
         before = one
-    assert len(rooms) == 3
+    assert len(rooms) <= 3
 
 
 @pytest.mark.usefixtures("much")
@@ -268,8 +268,8 @@ def test_few_outcomes_are_waited_for_by_who_stops() -> None:
 
 
 def test_outcomes_come_in_order_with_what_went_wrong() -> None:
-    found = dict(walking.at_once(lambda number: 6 // number, [3, 0, 2]))
+    found = dict(walking.at_once(lambda number: 6 // number, [3, 0, 2], 2))
     assert list(found) == [3, 0, 2]
     assert (found[3].result(), found[2].result()) == (2, 3)
     assert isinstance(found[0].exception(), ZeroDivisionError)
-    assert dict(walking.at_once(len, [])) == {}
+    assert dict(walking.at_once(len, [], 2)) == {}

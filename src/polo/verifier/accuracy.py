@@ -1,5 +1,6 @@
 """Testing stored checkpoints on the task's public data. Needs torch."""
 
+import contextlib
 import itertools
 from collections.abc import Collection, Generator, Iterator
 from dataclasses import dataclass
@@ -80,12 +81,18 @@ class Bench:
         if device is None or not _is_apart(device):
             return None
         try:
+            import torch
+
             other: torch.nn.Module = self._task.build_model()
-            if checkpoint_of(other).layout == self._layout and not _shared(self._model, other):
-                return other
+            if checkpoint_of(other).layout != self._layout or _shared(self._model, other):
+                return None
+            if device.type == "cuda":
+                # What is asked for on the usual stream would wait for the test under way there.
+                self._stream = torch.cuda.Stream(device)
         except Exception:  # One model is enough.
             return None
-        return None
+        self._release()
+        return other
 
     def loaded(
         self, walk: Iterator[Seen], wanted: Collection[int], spare: "torch.nn.Module"
@@ -99,20 +106,20 @@ class Bench:
         """
         import torch
 
-        models = (self._model, spare)
-        loaders = itertools.cycle([self._loader_of(model, staged=True) for model in models])
-        device = next(spare.parameters()).device
-        # What is asked for on the usual stream would wait for the test that is under way there.
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._release()
+        assert self._model is not None
+        models = itertools.cycle((self._model, spare))
 
         def load(one: Seen) -> Loaded | None:
             if one.number not in wanted or one.root != self._root_of(one):
                 return None
-            with torch.cuda.stream(self._stream):
-                found = self._load(next(loaders), one)
-            if self._stream:
-                self._stream.synchronize()
+            model = next(models)
+            try:
+                with torch.cuda.stream(self._stream):
+                    found = self._load(model, one, staged=True)
+                if self._stream:
+                    self._stream.synchronize()
+            except Exception as error:  # A device that has failed fails at everything.
+                return Loaded(model, _untested(error, one.number))
             return found
 
         return ahead((one, load(one)) for one in walk)
@@ -124,8 +131,11 @@ class Bench:
             one: The weights.
             loaded: The model that they are in already, if they are in one.
         """
+        assert self._model is not None
         shard = one.number
-        loaded = loaded or self._load(self._loader_of(self._model), one)
+        if loaded is None or (loaded.problem and loaded.problem.status is Status.UNDECIDED):
+            # Beside a test there may have been too little memory for it.
+            loaded = self._load(loaded.model if loaded else self._model, one)
         if loaded.problem:
             yield loaded.problem
             return
@@ -162,22 +172,15 @@ class Bench:
             figures={"claimed": claim, "measured": measured},
         )
 
-    def _loader_of(self, model: "torch.nn.Module | None", *, staged: bool = False) -> "Loader":
-        """What loads into a model; it remembers where."""
-        from polo.weights.loading import Loader
-
-        assert model is not None
-        found = self._loaders.get(id(model))
-        if found is None:
-            found = self._loaders[id(model)] = Loader(model, staged=staged)
-        return found
-
-    def _load(self, loader: "Loader", one: Seen) -> Loaded:
+    def _load(self, model: "torch.nn.Module", one: Seen, *, staged: bool = False) -> Loaded:
         """Put weights into a model, and see that they are what was hashed."""
-        from polo.weights.loading import NotLoadedError
+        from polo.weights.loading import Loader, NotLoadedError
 
-        model = loader.model
         try:
+            loader = self._loaders.get(id(model))
+            if loader is None:
+                # It remembers where the model has its tensors.
+                loader = self._loaders[id(model)] = Loader(model, staged=staged)
             loader.load(one.checkpoint, check=isinstance(one.checkpoint, HeldCheckpoint))
             if not self._as_seen(model, one):
                 # Or the model did not take them, which is told apart where it costs memory.
@@ -204,7 +207,9 @@ class Bench:
         if self._stream:
             import torch
 
-            self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+            # A device that has failed says so to whoever asks it for something.
+            with contextlib.suppress(Exception):
+                self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
 
 
 def _is_apart(device: "torch.device") -> bool:
@@ -215,7 +220,7 @@ def _is_apart(device: "torch.device") -> bool:
 def _shared(one: "torch.nn.Module", other: "torch.nn.Module") -> bool:
     """Whether two models have any memory in common: a task may hand out the same one twice."""
     there, here = (
-        {t.untyped_storage().data_ptr() for t in (*m.parameters(), *m.buffers()) if t.numel()}
+        {t.untyped_storage().data_ptr() for t in m.state_dict().values() if t.numel()}
         for m in (one, other)
     )
     return bool(there & here)

@@ -3,7 +3,7 @@
 import itertools
 import os
 from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
 
@@ -53,21 +53,29 @@ class Files:
         def check(file: File) -> None:
             folder.check_file(file, most(file.path), hashers.digest)
 
-        self._pool = ThreadPoolExecutor(threads or min(MOST_THREADS, os.cpu_count() or 1))
-        self._outcomes = {
-            file.path: self._pool.submit(check, file)
-            for file in sorted(self._listed, key=lambda file: file.size >= LARGE)
-        }
         self._paths = {file.path for file in manifest.files}
+        self._pool = ThreadPoolExecutor(threads or min(MOST_THREADS, os.cpu_count() or 1))
+        # A path may be listed twice; that is wrong, and is said elsewhere.
+        self._outcomes: dict[str, list[Future[None]]] = {}
+        try:
+            for file in sorted(self._listed, key=lambda file: file.size >= LARGE):
+                self._outcomes.setdefault(file.path, []).append(self._pool.submit(check, file))
+        except BaseException:
+            self.close()
+            raise
 
-    def are_sound(self, path: str) -> bool:
+    def is_sound(self, path: str) -> bool:
         """Whether a file is in the manifest, and as signed if it must be here; waits for it."""
-        outcome = self._outcomes.get(path)
-        return path in self._paths and (outcome is None or outcome.exception() is None)
+        outcomes = self._outcomes.get(path, ())
+        return path in self._paths and all(one.exception() is None for one in outcomes)
 
     def sound(self) -> set[str]:
         """Paths of all such files."""
-        return set(filter(self.are_sound, self._paths))
+        return set(filter(self.is_sound, self._paths))
+
+    def close(self) -> None:
+        """Hash no more; who is interrupted does not wait for files that have not begun."""
+        self._pool.shutdown(cancel_futures=True)
 
     def checks(self, tell: Callable[[str, int, int], None]) -> Iterator[Check]:
         """What is wrong with the files, or that nothing is.
@@ -101,7 +109,8 @@ class Files:
             tell("checking files", at, len(self._listed))
             shard = _shard_of(file.path, self._manifest)
             try:
-                self._outcomes[file.path].result()
+                for outcome in self._outcomes[file.path]:
+                    outcome.result()
             except StoreError as error:
                 missing = isinstance(error.__cause__, (FileNotFoundError, PermissionError))
                 yield Check(
@@ -119,8 +128,7 @@ class Files:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Who is interrupted does not wait for those that have not begun.
-        self._pool.shutdown(cancel_futures=True)
+        self.close()
 
 
 def _expected(folder: ProofFolder, path: str, shown: Collection[str] | None) -> bool:

@@ -13,15 +13,13 @@ from typing import BinaryIO, Self
 
 from polo.protocol.layout import Layout
 from polo.weights import sharing
-from polo.weights.files import OpenFile
 from polo.weights.hasher import Hasher
 from polo.weights.hashing import usual_threads
-from polo.weights.pieces import table_of
 
 MOST_HELD = 2**28
 """Bytes of a checkpoint that is held in memory while it is looked at, and the next one beside it. A
 larger one is read from its file piece by piece. Several that are hashed at a time have no more than
-twice as many together."""
+twice as many together, with those that are looked at three times."""
 
 MUCH = 2**28
 """From so many bytes on, processes hash them: to start one takes as long as to hash a tenth."""
@@ -51,10 +49,11 @@ class Hashers:
         self.by_processes = shared and count * layout.size >= MUCH
         most = min(MOST_THREADS, os.cpu_count() or 1) if self.by_processes else usual_threads()
         usual = threads or most
-        # Beside those that are hashed, one is looked at. Each takes some descriptors.
+        # Beside those that are hashed, one or two are looked at. Each takes some descriptors.
         memory, handles = 2 * MOST_HELD // max(1, layout.size) - 1, _descriptors() // 8
         self.together = max(1, min(usual, count, memory, handles))
         self.threads = usual // self.together
+        self._closed = False
         self._all = [Hasher(self.threads) for _ in range(self.together)]
         self._free: queue.SimpleQueue[Hasher] = queue.SimpleQueue()
         for hasher in self._all:
@@ -65,21 +64,22 @@ class Hashers:
         """A hasher that is free, or will be; the caller's until the end of the block."""
         hasher = self._free.get()
         try:
-            if self.by_processes:
+            if self.by_processes and not self._closed:
                 hasher.start()
             yield hasher
         finally:
             self._free.put(hasher)
 
     def digest(self, file: BinaryIO, size: int) -> bytes | None:
-        """The SHA-256 of a file of so many bytes; None if a process would not pay for it."""
+        """The SHA-256 of a file of so many bytes; None if no process has computed it."""
         if not self.by_processes or size < sharing.LARGE:
             return None
         with self.lent() as hasher:
-            return hasher.hashes(OpenFile(file, size), table_of([(0, size, b"")]))
+            return hasher.digest(file, size)
 
     def close(self) -> None:
-        """End all processes; nobody may use one any more."""
+        """End all processes; whoever still uses one does without."""
+        self._closed = True
         for hasher in self._all:
             hasher.close()
 

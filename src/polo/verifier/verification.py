@@ -163,25 +163,22 @@ class _Run:
             return
         yield Check("layout", Status.PASSED, counted(len(layout.tensors), "tensor"))
         stored = history.stored(manifest)
-        with contextlib.ExitStack() as stack:
-            hashers = stack.enter_context(Hashers(layout, len(stored), self._policy.threads))
-            checked = stack.enter_context(
-                files.Files(
-                    folder,
-                    manifest,
-                    layout,
-                    hashers,
-                    shown=self._shown,
-                    earlier=self._earlier,
-                    threads=self._policy.threads,
-                )
-            )
-            # While large files are hashed: marks are in small ones.
-            marks = _made(self._marks(folder, manifest, carrier, checked.are_sound))
-            yield from checked.checks(self._tell)
+        with Hashers(layout, len(stored), self._policy.threads) as hashers:
+            with files.Files(
+                folder,
+                manifest,
+                layout,
+                hashers,
+                shown=self._shown,
+                earlier=self._earlier,
+                threads=self._policy.threads,
+            ) as checked:
+                # While large files are hashed: marks are in small ones.
+                marks = _made(self._marks(folder, manifest, carrier, checked.is_sound))
+                yield from checked.checks(self._tell)
+                sound = checked.sound()
             yield from self._structure(manifest)
             yield from marks
-            sound = checked.sound()
             yield from self._about_weights(folder, manifest, carrier, sound, hashers, model)
         yield from self._start(manifest, layout)
         yield from self._remarks(manifest)

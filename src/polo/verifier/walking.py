@@ -5,7 +5,6 @@ GPU: one after the other they take as long as both, side by side as long as the 
 """
 
 import contextlib
-import os
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from polo.errors import PoloError
-from polo.verifier.hashers import MOST_THREADS, Hashers
+from polo.verifier.hashers import Hashers
 from polo.weights.checkpoint import Checkpoint, HeldCheckpoint
 from polo.weights.files import FileCheckpoint
 from polo.weights.hashing import commit, commit_by
@@ -29,9 +28,9 @@ class Seen:
 
     Attributes:
         number: Number of its shard.
-        checkpoint: It, for whoever looks at it until the next one is asked for; if its root could
-            not be computed, it may be closed already. If it is held in memory, what was hashed is
-            what it is.
+        checkpoint: It, for whoever looks at it until the next one is asked for, or the next but
+            one; if its root could not be computed, it may be closed already. If it is held in
+            memory, what was hashed is what it is.
         root: Its root, or why it could not be computed.
     """
 
@@ -57,7 +56,7 @@ def seen(
         looked_at: Shards whose checkpoints are looked at, and not at their roots alone.
         keeping: Whether who looks at a checkpoint may keep it; then all of those stay in memory.
         longer: Whether a checkpoint stays as it is until the next but one is asked for.
-        threads: Threads for hashing one that is not held in memory.
+        threads: Threads for hashing one, where they are hashed one after the other.
     """
     if keeping or not hashers.holding:
         found = _one_by_one(kept, looked_at if keeping else (), threads)
@@ -117,8 +116,7 @@ def _side_by_side(
         files = ((number, opened.enter_context(checkpoint.again())) for number, checkpoint in kept)
         # The next one may have to be unpacked; that, too, is done meanwhile.
         pulled = stack.enter_context(contextlib.closing(ahead(files)))
-        together = hashers.together
-        outcomes = at_once(look, _with_its_end(pulled), together, most=together)
+        outcomes = at_once(look, _with_its_end(pulled), hashers.together)
         # Entered last, so that it ends first: its threads use all of the above.
         for _, coming in stack.enter_context(contextlib.closing(outcomes)):
             out.append(coming.result())
@@ -157,28 +155,21 @@ def _one(items: Iterator[_Item]) -> tuple[_Item] | None:
 
 
 def at_once(
-    work: Callable[[_Item], _Result],
-    items: Iterable[_Item],
-    threads: int | None = None,
-    *,
-    most: int = 0,
+    work: Callable[[_Item], _Result], items: Iterable[_Item], threads: int
 ) -> Generator[tuple[_Item, "Future[_Result]"]]:
     """What becomes of every item, in their order, on several threads.
 
     Args:
         work: What to do with an item.
         items: The items.
-        threads: How many threads; by default one per core, at most sixteen.
-        most: How many items are under way at a time, beside the one that is handed out; by default
-            twice as many as threads.
+        threads: How many threads; as many items are under way, beside the one that is handed out.
     """
-    count = threads or min(MOST_THREADS, os.cpu_count() or 1)
-    pool, coming = ThreadPoolExecutor(count), deque[tuple[_Item, Future[_Result]]]()
+    pool, coming = ThreadPoolExecutor(threads), deque[tuple[_Item, Future[_Result]]]()
     try:
         for item in items:
             coming.append((item, pool.submit(work, item)))
             # Few at a time: who interrupts this does not wait for all of them.
-            if len(coming) > (most or 2 * count):
+            if len(coming) > threads:
                 yield coming.popleft()
         yield from coming
     finally:

@@ -59,7 +59,9 @@ def matches(
 
 def matching(mark: "Mark", units: NDArray[np.int64], groups: Sequence[int]) -> NDArray[np.bool_]:
     """Which bits match, given what the key's columns stand for: integers, groups × columns."""
-    columns = units.shape[1]
+    count, columns = units.shape
+    if count != len(groups):
+        raise ValueError(f"weights of {count} groups for {len(groups)}")
     each = max(1, _CELLS // (mark.group_bits * columns))
     parts = [slice(at, at + each) for at in range(0, len(groups), each)]
     sums = [signed_sums(mark.signs_of(groups[part], columns), units[part]) for part in parts]

@@ -261,11 +261,6 @@ class HeldCheckpoint:
         return cls(layout, data)
 
     @property
-    def size(self) -> int:
-        """How many bytes there are."""
-        return len(self.data)
-
-    @property
     def handle(self) -> int | None:
         """The descriptor by which another process maps the bytes; None if it cannot."""
         memory = self.data.obj

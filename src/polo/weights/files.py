@@ -79,29 +79,6 @@ def read_span(file: BinaryIO, at: int, end: int, *, place: str) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-class OpenFile:
-    """The first bytes of an open file, for a hasher: its process maps them, nobody copies them.
-
-    Args:
-        file: The file.
-        size: How many bytes.
-
-    Attributes:
-        size: How many bytes.
-        handle: The descriptor by which another process maps them.
-    """
-
-    def __init__(self, file: BinaryIO, size: int) -> None:
-        self.size = size
-        self.handle: int | None = file.fileno()
-        self._file = file
-
-    @property
-    def data(self) -> memoryview:
-        """The bytes, read: who mapped a file that somebody cuts would be killed."""
-        return memoryview(read_span(self._file, 0, self.size, place=str(self._file.name)))
-
-
 class FileCheckpoint:
     """A safetensors file read piece by piece, from any number of threads."""
 

@@ -18,7 +18,7 @@ import socket
 import subprocess
 import sys
 import time
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 from polo.weights import pieces
 
@@ -33,12 +33,8 @@ class Readable(Protocol):
     """Bytes, and the descriptor by which another process maps them; None if it cannot."""
 
     @property
-    def size(self) -> int:
-        """How many."""
-
-    @property
     def data(self) -> memoryview:
-        """The bytes; asked for where this process hashes them."""
+        """The bytes."""
 
     @property
     def handle(self) -> int | None:
@@ -65,8 +61,8 @@ class Hasher:
     def start(self) -> None:
         """Start the process, unless there is one or one was lost.
 
-        On training's thread, which forks loaders' workers: one that is forked by another thread
-        in the middle of this would hold open what this waits for to be closed.
+        Beside training on training's thread, which forks loaders' workers: one that is forked by
+        another thread in the middle of this would hold open what this waits for to be closed.
         """
         self._disown()
         if self._process is None and not self._lost:
@@ -87,20 +83,42 @@ class Hasher:
     def ask(self, memory: Readable, table: bytes) -> "Question":
         """Ask for the same, without waiting."""
         question = Question(self, memory, table)
+        if memory.handle is not None:
+            question.asked = self._sent(memory.handle, len(memory.data), table)
+        return question
+
+    def digest(self, file: BinaryIO, size: int) -> bytes | None:
+        """The hash of a file's first bytes, which the process maps: nobody copies them.
+
+        Returns:
+            None if there is no process, or it is lost, as by a file that is cut while it is read.
+        """
+        asked = self._sent(file.fileno(), size, pieces.table_of([(0, size, b"")]))
+        if asked is None:
+            return None
+        try:
+            return asked.wait()
+        except OSError as error:
+            self.lose(error)
+            return None
+
+    def _sent(self, handle: int, size: int, table: bytes) -> "_Asked | None":
+        """What the process was asked about the pieces of a file; None if there is none."""
         self._disown()
         if self._last and not self._last.is_complete:
             # Whoever asked was interrupted: the answer would be taken for that to this question.
             self._end()
             self.start()
-        if memory.handle is not None and self._process is not None:
-            try:
-                # Known before it is sent: who is interrupted in the middle has asked something.
-                question.asked = self._last = self._process.question(memory.size, table)
-                question.asked.send(memory.handle, table)
-            except OSError as error:
-                question.asked = None
-                self.lose(error)
-        return question
+        if self._process is None:
+            return None
+        try:
+            # Known before it is sent: who is interrupted in the middle has asked something.
+            asked = self._last = self._process.question(size, table)
+            asked.send(handle, table)
+        except OSError as error:
+            self.lose(error)
+            return None
+        return asked
 
     def here(self, memory: Readable, table: bytes) -> bytes:
         """The same by threads of this process."""

@@ -66,10 +66,14 @@ class Loader:
         device = _gpu_of(self._targets)
         if device is None or not isinstance(checkpoint, HeldCheckpoint) or not self._staged:
             return _uploaded(checkpoint, device)
-        if self._stage is None or len(self._stage) != checkpoint.size:
-            self._stage = torch.empty(
-                checkpoint.size, dtype=torch.uint8, device="cpu", pin_memory=True
-            )
+        size = checkpoint.layout.size
+        if self._stage is None or len(self._stage) != size:
+            try:
+                self._stage = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
+            except RuntimeError:
+                # So much memory cannot be pinned.
+                self._staged = False
+                return _uploaded(checkpoint, device)
         self._stage.copy_(_bytes_of(checkpoint))
         flat = self._stage.to(device, non_blocking=True)
         # It is written to again the next time.
@@ -82,7 +86,7 @@ class Loader:
 
     def _holds(self, sources: list[torch.Tensor], flat: torch.Tensor | None) -> bool:
         """Whether the model's tensors are what was loaded, to the bit."""
-        if flat is None or not all(target.is_cuda for target in self._targets):
+        if flat is None or any(target.device != flat.device for target in self._targets):
             return _same(self._targets, sources)
         # All at once: on a GPU each comparison would be waited for.
         found = torch.cat([_bits(target).view(torch.uint8) for target in self._targets])

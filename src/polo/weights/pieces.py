@@ -152,8 +152,9 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
 def main() -> None:
     """Serve the parent, which is at the other end of standard input."""
     threads, parent = map(int, sys.argv[1:])
-    # If the parent is gone, nobody is left who could be told.
-    with contextlib.suppress(ConnectionError):
+    # If the parent is gone, nobody is left who could be told; and it finds out for itself about
+    # a file that cannot be mapped, an empty one say.
+    with contextlib.suppress(OSError, ValueError):
         serve(socket.socket(fileno=0), threads, parent)
 
 

@@ -38,11 +38,6 @@ class Memory:
         return self._registered or self.tensor.is_pinned()
 
     @property
-    def size(self) -> int:
-        """How many bytes there are."""
-        return self.tensor.numel()
-
-    @property
     def data(self) -> memoryview:
         """The bytes, as others than torch look at them."""
         return self.tensor.numpy().data
