@@ -93,6 +93,8 @@ def _notes(benchmarks: Mapping[str, Any]) -> Iterator[str]:
             f"**{name}**: {entry['title']}. {entry['date']}, {entry['seconds']:.0f} s, "
             f"{_load(entry['load'])}"
         ]
+        if "machine" in entry:
+            lines[0] += f" On {' '.join(_machine(entry['machine']))}"
         for figure in entry["figures"]:
             said = [figure["note"]] if figure["note"] else []
             said += [_details(figure["details"])] if name != "noise" and figure["details"] else []

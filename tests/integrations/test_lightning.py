@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import OnExceptionCheckpoint
+from lightning.pytorch.callbacks import OnExceptionCheckpoint, StochasticWeightAveraging
+from safetensors.torch import load_file
 
 from polo.errors import ChainError, FormatError, StoreError, TermsError, WeightsError
+from polo.storage.folder import checkpoint_path
 
 EPOCH = 8
 
@@ -45,6 +47,20 @@ def test_shards_may_end_within_an_epoch(site: Any, lightning_script: Any) -> Non
     lightning_script.train(site.folder, site.task, polo={"every": 3}, max_epochs=2)
     assert site.steps == [3, 3, 2, 1, 3, 3, 1]
     assert site.accepted()
+
+
+def test_lightnings_own_average_becomes_the_last_shard(site: Any, lightning_script: Any) -> None:
+    averaging = StochasticWeightAveraging(swa_lrs=0.01, swa_epoch_start=3, annealing_epochs=1)
+    lightning_script.train(site.folder, site.task, callbacks=[averaging], max_epochs=6)
+    assert site.steps[:6] == [EPOCH] * 6
+    assert len(site.steps) == 7
+    assert site.accepted()
+    average = averaging._average_model.net[3].weight
+    six, seven = (
+        (load_file(site.folder / "proof" / checkpoint_path(number))["3.weight"] - average).norm()
+        for number in (6, 7)
+    )
+    assert seven < six / 2, "what is left is the sealing's own"
 
 
 @pytest.mark.slow

@@ -213,7 +213,7 @@ class Broken:
 def test_a_device_that_fails_is_nobodys_fault(
     make_proof: Callable[..., Any], task: Any, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, tests = make_proof(epochs=4), list[Any]()
+    made, tests, benches = make_proof(epochs=4), list[Any](), list[Any]()
     stream, usual = torch.cuda.stream, accuracy.Bench._load
 
     def streamed(found: Any) -> Any:
@@ -222,6 +222,7 @@ def test_a_device_that_fails_is_nobodys_fault(
         return stream(found)
 
     def load(bench: accuracy.Bench, *arguments: Any, **options: Any) -> Any:
+        benches.append(bench)
         if when == "in a load" and len(tests) == 1:
             bench._stream = Broken()  # type: ignore[assignment]
         return usual(bench, *arguments, **options)
@@ -230,6 +231,7 @@ def test_a_device_that_fails_is_nobodys_fault(
         def evaluate(self, model: Any) -> float:
             tests.append(model)
             if when == "in a test" and len(tests) == 2:
+                benches[-1]._stream = Broken()
                 raise RuntimeError("device-side assert")
             return float(super().evaluate(model))
 

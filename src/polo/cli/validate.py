@@ -209,7 +209,7 @@ def _print(
     if planned.step_seconds is not None:
         console.print(
             f"the mark adds about {planned.step_seconds * 1000:.2f} ms to a step on this machine, "
-            "as busy as it is now; where steps are short, --every 8 makes it an eighth"
+            "as busy as it is now; where steps are short, enrol with --every 8"
         )
     return console
 

@@ -19,8 +19,8 @@ _AHEAD = 2**27
 """Of so many weights at most the noise is drawn ahead; it takes two bytes a weight."""
 
 _STRIPS = {"cuda": 2**20, "cpu": 2**17}
-"""So many weights are edited at a time: few calls, less than 20 MB on a GPU, and on a CPU memory
-that stays in its cache."""
+"""So many weights are edited at a time: few calls and little memory, on a CPU such as stays in its
+cache."""
 
 
 class Noise:

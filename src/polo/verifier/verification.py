@@ -162,8 +162,8 @@ class _Run:
             yield problem("layout", error)
             return
         yield Check("layout", Status.PASSED, counted(len(layout.tensors), "tensor"))
-        stored = history.stored(manifest)
-        with Hashers(layout, len(stored), self._policy.threads) as hashers:
+        count = len(history.stored(manifest))
+        with Hashers(layout, count, self._policy.threads) as hashers:
             with files.Files(
                 folder,
                 manifest,

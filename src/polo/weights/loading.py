@@ -21,8 +21,8 @@ class Loader:
 
     Args:
         model: The model.
-        staged: Whether bytes go to a GPU by way of pinned memory, which is kept. While others are
-            copied there, the driver lets nobody else on; and to pin memory takes longer than that.
+        staged: Whether bytes go to a GPU by way of pinned memory, which is kept for the next time.
+            From other memory the driver copies them itself, piece by piece, on this thread.
     """
 
     def __init__(self, model: torch.nn.Module, *, staged: bool = False) -> None:
