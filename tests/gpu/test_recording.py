@@ -1,5 +1,6 @@
 """Recording on a GPU: the same digests and the same training, little memory, no waiting."""
 
+import itertools
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -103,11 +104,12 @@ def test_boundaries_and_moves_are_those_found_at_once(
     recorder.abandon()
 
 
+@pytest.mark.parametrize("classes", [1000, LARGE])
 @pytest.mark.parametrize("name", ["momentum", "adamw"])
-def test_training_is_the_same_to_the_bit(name: str) -> None:
+def test_training_is_the_same_to_the_bit(name: str, classes: int) -> None:
     found = []
     for every in (None, 1, 4):
-        run = Run.begin(name)
+        run = Run.begin(name, classes=classes)
         recorder = Recorder(run.model, run.optimizer, every or 1)
         if every:
             recorder.start()
@@ -139,6 +141,44 @@ def test_a_run_without_pauses_on_a_stream_of_its_own() -> None:
     recorder.abandon()
 
 
+@pytest.mark.parametrize("name", ["momentum", "adamw"])
+def test_graphs_follow_tensors_that_lie_elsewhere(name: str) -> None:
+    run = Run.begin(name, classes=LARGE)
+    recorder = Recorder(run.model, run.optimizer, 1)
+    weight = run.model[-1].weight
+
+    def elsewhere() -> None:
+        weight.data = weight.data.clone()
+
+    def turned() -> None:
+        # The same address, and another order.
+        memory = weight.data
+        strides = (1, LARGE) if memory.is_contiguous() else (64, 1)
+        weight.data = memory.as_strided(memory.shape, strides).copy_(memory.clone())
+
+    for _ in range(2):
+        recorder.start()
+        wanted, kept = [run.digests()], [run.copies()]
+        for change in (None, elsewhere, turned, None):
+            if change:
+                change()
+            for _ in range(9):
+                run.step()
+                recorder.after_step()
+                wanted.append(run.digests())
+                kept.append(run.copies())
+            lane = recorder._notary._lanes[weight.device]
+            assert len(lane.graphs._graphs) >= 2, "of every pair of slots"
+            for slot in recorder._slots:
+                assert len(slot._graphs[weight.device]._graphs) == 1, "of the tensors as they are"
+        found = recorder.finish()
+        assert found.boundaries == tuple(wanted)
+        moves = [state.moves(a, b) for a, b in itertools.pairwise(kept)]
+        for got, right in zip(found.moves, moves, strict=True):
+            assert got == pytest.approx(right, rel=1e-9, abs=2)
+    recorder.abandon()
+
+
 def test_a_snapshot_is_asked_for_and_not_waited_for() -> None:
     run = Run.begin("momentum", classes=LARGE)
     recorder = Recorder(run.model, run.optimizer, 1)
@@ -163,8 +203,9 @@ def test_a_snapshot_is_asked_for_and_not_waited_for() -> None:
     recorder.abandon()
 
 
-def test_two_copies_of_the_state_are_all_that_the_device_holds() -> None:
-    run = Run.begin("adamw")
+@pytest.mark.parametrize("classes", [1000, LARGE])
+def test_two_copies_of_the_state_are_all_that_the_device_holds(classes: int) -> None:
+    run = Run.begin("adamw", classes=classes)
     for _ in range(3):
         run.step()
     torch.cuda.synchronize()

@@ -47,24 +47,18 @@ class Marks:
         self._threads = threads
         self.nonces: dict[int, Nonce] = {}
 
-    def checks(self, tell: Callable[[str, int, int], None]) -> Iterator[Check]:
-        """What there is to say about every one.
-
-        Args:
-            tell: Hears about progress.
-        """
+    def checks(self) -> Iterator[Check]:
+        """What there is to say about every one."""
         try:
             scheme(self._manifest.terms.scheme.name)
         except TermsError as error:
             yield Check("mark", Status.UNDECIDED, str(error), advice=error.advice)
             return
         walk = chain.ChainWalk(self._manifest, Ed25519Verifier())
-        total = len(self._manifest.shards)
         while (shard := walk.shard) is not None:
             if not self._is_shown(nonce_path(shard)):
                 walk.skip()
                 continue
-            tell("reading marks", total - shard, total)
             yield from self._one(walk, shard)
 
     def _one(self, walk: chain.ChainWalk, shard: int) -> Iterator[Check]:

@@ -36,6 +36,9 @@ from polo.weights.hashing import commit
 CHECKED = (*KNOWN, "receipts", "uniqueness")
 """Levels above the chain that are checked here; all of them need the whole proof."""
 
+_WAIT = 0.1
+"""Seconds between two words about how far marks are read."""
+
 Listener = Callable[[str, int, int], None]
 """Hears what is being done, how much of it is done, and how much there is."""
 
@@ -163,8 +166,9 @@ class _Run:
             return
         yield Check("layout", Status.PASSED, counted(len(layout.tensors), "tensor"))
         count = len(history.stored(manifest))
-        with Hashers(layout, count, self._policy.threads) as hashers:
-            with files.Files(
+        with contextlib.ExitStack() as stack:
+            hashers = stack.enter_context(Hashers(layout, count, self._policy.threads))
+            checked = files.Files(
                 folder,
                 manifest,
                 layout,
@@ -172,14 +176,21 @@ class _Run:
                 shown=self._shown,
                 earlier=self._earlier,
                 threads=self._policy.threads,
-            ) as checked:
-                # While large files are hashed: marks are in small ones.
-                marks = _made(self._marks(folder, manifest, carrier, checked.is_sound))
-                yield from checked.checks(self._tell)
-                sound = checked.sound()
+            )
+            stack.enter_context(checked)
+            # While files are hashed and weights tested: marks are in small files.
+            reading = self._reading(folder, manifest, carrier, checked.is_sound)
+            marks = stack.enter_context(contextlib.closing(walking.Aside(reading)))
+            yield from checked.checks(self._tell)
+            sound = checked.sound()
             yield from self._structure(manifest)
-            yield from marks
-            yield from self._about_weights(folder, manifest, carrier, sound, hashers, model)
+            if self._asked():
+                # Levels of effort need the nonces.
+                self._wait_for(marks, manifest)
+            weights = _made(self._about_weights(folder, manifest, carrier, sound, hashers, model))
+            self._wait_for(marks, manifest)
+            yield from marks.found()
+            yield from weights
         yield from self._start(manifest, layout)
         yield from self._remarks(manifest)
         if not self._earlier:
@@ -306,7 +317,13 @@ class _Run:
             if not broken:
                 yield Check(rule, Status.PASSED, counted(len(manifest.shards), "shard"))
 
-    def _marks(
+    def _wait_for(self, marks: walking.Aside[Check], manifest: Manifest) -> None:
+        """Wait until all marks are read, and say so."""
+        total = len(manifest.shards)
+        while not marks.is_done(_WAIT):
+            self._tell("reading marks", min(len(self._nonces), total), total)
+
+    def _reading(
         self,
         folder: ProofFolder,
         manifest: Manifest,
@@ -328,7 +345,7 @@ class _Run:
             threads=self._policy.threads,
         )
         self._nonces = marks.nonces
-        yield from marks.checks(self._tell)
+        yield from marks.checks()
 
     def _weights(
         self,

@@ -7,9 +7,9 @@ GPU: one after the other they take as long as both, side by side as long as the 
 import contextlib
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from polo.errors import PoloError
 from polo.verifier.hashers import Hashers
@@ -125,6 +125,41 @@ def _side_by_side(
                 done = out.popleft().checkpoint
                 if isinstance(done, HeldCheckpoint):
                     free.append(done.data)
+
+
+class Aside(Generic[_Item]):
+    """Items that are made on a thread of their own, from now on.
+
+    Args:
+        items: The items.
+    """
+
+    def __init__(self, items: Iterator[_Item]) -> None:
+        self._found: list[_Item] = []
+        self._left = False
+        self._pool = ThreadPoolExecutor(1)
+        self._coming = self._pool.submit(self._make, items)
+
+    def is_done(self, seconds: float) -> bool:
+        """Whether all are made; waits for so long."""
+        return bool(wait([self._coming], seconds).done)
+
+    def found(self) -> Iterator[_Item]:
+        """All items; what broke them off comes after the last one."""
+        wait([self._coming])
+        yield from self._found
+        self._coming.result()
+
+    def close(self) -> None:
+        """Leave what is not made; who is interrupted waits for one item at most."""
+        self._left = True
+        self._pool.shutdown()
+
+    def _make(self, items: Iterator[_Item]) -> None:
+        for item in items:
+            self._found.append(item)
+            if self._left:
+                return
 
 
 def _room(size: int, *, shared: bool) -> memoryview:

@@ -8,19 +8,19 @@ asks, and looks now and then whether it is done.
 
 import contextlib
 import queue
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 
+from polo.embedding.graphs import Graphs
 from polo.evidence.replay.measuring import Measuring
 from polo.evidence.replay.memory import Memory
 from polo.evidence.replay.record import Boundary
 from polo.evidence.replay.snapshot import Copy, Plan, Slot
 from polo.evidence.replay.state import NO_STATE, joined
 from polo.weights.hasher import Hasher
-from polo.weights.pieces import answer_size
 from polo.weights.sharing import is_shared
 
 _LITTLE = 2**20
@@ -83,12 +83,18 @@ class Notary:
             self._hasher.start()
 
     def note(self, job: Job) -> None:
-        """Note one snapshot."""
-        for _ in self.stages(job):
+        """Note one snapshot, on any thread."""
+        for _ in self.stages(job, launched=False):
             pass
 
-    def stages(self, job: Job) -> Generator[Callable[[], bool]]:
+    def stages(self, job: Job, *, launched: bool = True) -> Generator[Callable[[], bool]]:
         """Note one snapshot; yields whenever there is something to wait for.
+
+        Args:
+            job: The snapshot.
+            launched: Whether a device is asked for all of it at once, which is recorded as a graph.
+                Only on training's own thread: while torch records on one thread, others cannot
+                draw random numbers.
 
         Yields:
             Says whether that is over. Who goes on earlier waits.
@@ -96,7 +102,7 @@ class Notary:
         copy = job.slot.copy
         assert copy is not None
         try:
-            memory, measuring = self._begin(job, copy)
+            memory, measuring = self._begin(job, copy, launched)
             yield partial(self._is_settled, copy)
             self._settle(copy)
             if moves := self._moves(measuring, copy):
@@ -108,8 +114,7 @@ class Notary:
             assert job.known is not None
             self.boundaries[job.number] = job.known
             return
-        own, others = copy.plan.tables
-        question = self._hasher.ask(memory, own + others)
+        question = self._hasher.ask(memory, copy.plan.table)
         yield question.is_answered
         self.boundaries[job.number] = _boundary(copy.plan, question.answer())
 
@@ -133,8 +138,7 @@ class Notary:
         self._hasher.close()
         self._let_go()
 
-    @torch.no_grad()
-    def _begin(self, job: Job, copy: Copy) -> tuple[Memory | None, Measuring]:
+    def _begin(self, job: Job, copy: Copy, launched: bool) -> tuple[Memory | None, Measuring]:
         """Ask devices to bring a copy to the host and to measure it, on streams of their own.
 
         Training does not wait for that, and they wait for the copy.
@@ -145,32 +149,42 @@ class Notary:
         for device in copy.memory:
             if device.type == "cuda" and device not in self._lanes:
                 self._lanes[device] = _Lane(device)
-        with self._lanes_of(copy) as lanes:
-            for lane in lanes:
-                lane.stream.wait_event(job.slot.filled[lane.device])
-            try:
-                memory = None if job.known else self._brought(copy)
-                return memory, Measuring(job.before.copy if job.before else None, copy)
-            finally:
-                for lane in lanes:
-                    lane.done.record(lane.stream)
+        before = job.before.copy if job.before else None
+        measuring = Measuring(before, copy, keep=job.last)
+        image = None if job.known or copy.host else self._image_of(copy.plan)
+        place = before.number if before else 0, copy.number, image is None
 
-    @torch.no_grad()
+        def ask(device: torch.device) -> None:
+            if image:
+                image.bring(copy, device)
+            measuring.ask(device)
+
+        for device in copy.memory:
+            lane = self._lanes.get(device)
+            if lane is None:
+                ask(device)
+                continue
+            with torch.cuda.stream(lane.stream):
+                lane.stream.wait_event(job.slot.filled[device])
+                try:
+                    # What is done at a shard's end takes memory, which a graph would keep.
+                    if launched and not job.last:
+                        lane.graphs.run(place, partial(ask, device))
+                    else:
+                        ask(device)
+                finally:
+                    lane.done.record(lane.stream)
+        if job.known:
+            return None, measuring
+        return image.memory if image else copy.host, measuring
+
     def _moves(self, measuring: Measuring, copy: Copy) -> tuple[int, int] | None:
         """How far a copy moved, which may have to be measured only now."""
-        if measuring.is_done:
+        with contextlib.ExitStack() as streams:
+            if not measuring.is_done:
+                for lane in self._asked(copy):
+                    streams.enter_context(torch.cuda.stream(lane.stream))
             return measuring.moves()
-        with self._lanes_of(copy):
-            return measuring.moves()
-
-    @contextlib.contextmanager
-    def _lanes_of(self, copy: Copy) -> Iterator[list["_Lane"]]:
-        """Work on streams of our own, so that training does not wait for it."""
-        lanes = self._asked(copy)
-        with contextlib.ExitStack() as stack:
-            for lane in lanes:
-                stack.enter_context(torch.cuda.stream(lane.stream))
-            yield lanes
 
     def _is_settled(self, copy: Copy) -> bool:
         """Whether all that devices were asked for is done."""
@@ -183,14 +197,6 @@ class Notary:
 
     def _asked(self, copy: Copy) -> list["_Lane"]:
         return [self._lanes[device] for device in copy.memory if device in self._lanes]
-
-    def _brought(self, copy: Copy) -> Memory:
-        """The memory of a copy where it can be hashed; from a CUDA device, soon to be there."""
-        if copy.host:
-            return copy.host
-        image = self._image_of(copy.plan)
-        image.bring(copy)
-        return image.memory
 
     def _image_of(self, plan: Plan) -> "_Image":
         """Where copies by a plan are brought to."""
@@ -205,6 +211,7 @@ class Notary:
         try:
             for lane in self._lanes.values():
                 lane.stream.synchronize()
+                lane.graphs.forget()
         finally:
             if image:
                 image.memory.release()
@@ -212,16 +219,17 @@ class Notary:
 
 def _boundary(plan: Plan, hashes: bytes) -> Boundary:
     """The digests of model and rest, by the hashes of their pieces."""
-    size = answer_size(plan.tables[0])
-    model = joined(plan.model, iter([hashes[:size]]))
-    return Boundary(model, joined(plan.rest, iter([hashes[size:]])) if plan.rest else NO_STATE)
+    model = joined(plan.model, iter([hashes[: plan.own]]))
+    rest = joined(plan.rest, iter([hashes[plan.own :]])) if plan.rest else NO_STATE
+    return Boundary(model, rest)
 
 
 class _Lane:
-    """A stream of our own on a device, and what happens when all is done there."""
+    """A stream of our own on a device, its graphs, and what happens when all is done there."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self.graphs = Graphs(device)
         self.stream = torch.cuda.Stream(device)
         # Who waits for it sleeps instead of spinning.
         self.done = torch.cuda.Event(blocking=True)
@@ -246,7 +254,6 @@ class _Image:
             for device, start in plan.bases.items()
         }
 
-    def bring(self, copy: Copy) -> None:
-        """Begin to copy, each device on its current stream."""
-        for device, memory in copy.memory.items():
-            self._places[device].copy_(memory, non_blocking=True)
+    def bring(self, copy: Copy, device: torch.device) -> None:
+        """Begin to copy what is on a device, on its current stream."""
+        self._places[device].copy_(copy.memory[device], non_blocking=True)

@@ -4,8 +4,8 @@ Training waits for a copy within its own device. The way to the CPU and the norm
 a GPU's, on another stream, or another thread's, and the hashes of a large state another process's;
 where those fall behind by more than a segment, training waits. Beyond training's own, this takes
 three times the memory of model and optimizer state: on a GPU two copies there and one in pinned
-memory, on a CPU three; and, while a move is measured, room for the differences of 2^25 numbers on a
-GPU.
+memory, on a CPU three; and, for a type narrower than float32 or at the end of a shard, room for the
+differences of 2^23 numbers on a GPU.
 Training itself is not changed in a single bit: live tensors are read and nothing else, and no
 random number is drawn.
 """
@@ -228,13 +228,13 @@ class Recorder:
         assert self._beside is not None
         assert self._watched is not None
         self._complete = False
-        plan, tensors = self._watched.planned()
+        live = self._watched.live()
         # This is where training waits if what is done beside it is more than a segment behind.
         self._beside.make_room()
         self._beside.check()
         slot = self._free.get()
         self._beside.check()
-        slot.take(plan, tensors)
+        slot.take(live)
         self._notary.expect(slot)
         number = -(-self._steps // self._every)
         self._beside.submit(Job(number, slot, self._previous, last, self._free, known))
@@ -246,7 +246,7 @@ class Recorder:
 
     def _begin(self, watched: Watched) -> None:
         """Have snapshots noted by another thread, unless it would do nothing but ask and wait."""
-        notary, (plan, _) = self._notary, watched.planned()
+        notary, plan = self._notary, watched.live().plan
         asking = not self._threaded and notary.is_asking(plan)
         if self._beside is not None and isinstance(self._beside, Stages) == asking:
             return

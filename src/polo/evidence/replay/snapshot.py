@@ -8,13 +8,15 @@ all that is hashed is handed over at once, without touching a tensor.
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
+from polo.embedding.graphs import Graphs
 from polo.evidence.replay.memory import Memory
 from polo.evidence.replay.state import STEP, Tensors, pieces_of
 from polo.protocol.layout import Layout
-from polo.weights.pieces import table_of
+from polo.weights.pieces import answer_size, table_of
 
 _ALIGNED = 64
 _CPU = torch.device("cpu")
@@ -30,6 +32,8 @@ STILL: Label = MODEL, "still"
 """What is copied of a model and not measured."""
 
 Kind = tuple[torch.dtype, torch.Size, torch.device]
+
+_numbers = itertools.count(1)
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,9 @@ class Plan:
         sizes: Bytes of a copy, by device.
         bases: Where the memory of each device begins when all of it is brought together.
         size: Bytes of all of it together.
-        tables: What is hashed of that, in order: of the model, and of the rest.
+        table: What is hashed of that, in order: the model's, and then the rest's.
+        own: How many bytes the model's hashes have.
+        keys: Under which keys the optimizer keeps what is measured.
     """
 
     def __init__(
@@ -108,7 +114,11 @@ class Plan:
             self.bases[device] = self.size
             self.size += size
         parts = (model, self.spots[: len(model.tensors)]), (rest, self.spots[len(model.tensors) :])
-        self.tables = [self._table(layout, own) if layout else b"" for layout, own in parts]
+        own, others = (self._table(layout, own) if layout else b"" for layout, own in parts)
+        self.table, self.own = own + others, answer_size(own)
+        labels = {spot.label for spot in self.spots}
+        # Types without fractions have no norm, which is why a key may have none.
+        self.keys = {key for part, key in labels if part == REST and key != STEP}
 
     def fits(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether these tensors can be copied by this plan."""
@@ -136,20 +146,37 @@ class Plan:
         )
 
 
+@dataclass(frozen=True)
+class Live:
+    """Tensors as they are now.
+
+    Attributes:
+        plan: How they are copied.
+        groups: They, in the plan's groups.
+        number: Equal numbers mean tensors of equal forms at equal addresses.
+    """
+
+    plan: Plan
+    groups: Sequence[list[torch.Tensor]]
+    number: int
+
+
 class Copy:
     """One copy by a plan.
 
     Attributes:
         plan: The plan.
+        number: Its own, which no other copy ever has.
         host: Its memory, if all of it is on the CPU.
         memory: Its memory, by device.
-        strips: What is measured, in lists as long as their differences may take memory at once:
-            labels, and a strip of memory for each.
+        strips: What is measured on each device, in lists as long as their differences may take
+            memory at once: labels, and a strip of memory for each.
+        rooms: Where each device writes what it measures: on the host, and pinned.
         norms: The norm of what the optimizer keeps under each key, once it was measured.
     """
 
     def __init__(self, plan: Plan) -> None:
-        self.plan = plan
+        self.plan, self.number = plan, next(_numbers)
         self.host: Memory | None = None
         # Zeros: the gaps between tensors are measured along with them.
         if set(plan.sizes) <= {_CPU}:
@@ -161,13 +188,18 @@ class Copy:
                 for device, size in plan.sizes.items()
             }
         self._views = [[self._view(plan.spots[at]) for at in members] for members in plan.groups]
-        self.strips = list(_at_once(self._measured()))
+        self.strips: dict[torch.device, list[tuple[list[Label], list[torch.Tensor]]]] = {
+            device: list(_at_once(self._measured(device))) for device in self.memory
+        }
+        self.rooms = {device: _room(device, strips) for device, strips in self.strips.items()}
         self.norms: dict[str, float] = {}
 
-    def take(self, groups: Sequence[list[torch.Tensor]]) -> None:
-        """Copy live tensors, in the plan's groups, on the current stream of their device."""
-        for views, tensors in zip(self._views, groups, strict=True):
-            torch._foreach_copy_(views, tensors)
+    @torch.no_grad()
+    def take(self, live: Live, device: torch.device) -> None:
+        """Copy live tensors to one device, on its current stream."""
+        for views, tensors in zip(self._views, live.groups, strict=True):
+            if views[0].device == device:
+                torch._foreach_copy_(views, tensors)
 
     def trained(self) -> Tensors:
         """The copied tensors of the model that are measured, by name."""
@@ -184,12 +216,12 @@ class Copy:
         memory = self.memory[spot.device][spot.start : spot.start + size]
         return memory.view(spot.dtype).view(spot.shape)
 
-    def _measured(self) -> Iterator[tuple[Label, torch.Tensor]]:
-        """All memory that is measured, as real numbers."""
+    def _measured(self, device: torch.device) -> Iterator[tuple[Label, torch.Tensor]]:
+        """All memory on a device that is measured, as real numbers."""
         for members in self.plan.sections:
             first, last = self.plan.spots[members[0]], self.plan.spots[members[-1]]
             real = first.dtype.to_real()
-            measured = first.label != STILL and first.label != (REST, STEP)
+            measured = first.device == device and first.label not in (STILL, (REST, STEP))
             if measured and real.is_floating_point and first.start < last.stop:
                 yield first.label, self.memory[first.device][first.start : last.stop].view(real)
 
@@ -205,20 +237,30 @@ class Slot:
     def __init__(self) -> None:
         self.copy: Copy | None = None
         self.filled: dict[torch.device, torch.cuda.Event] = {}
+        self._graphs: dict[torch.device, Graphs] = {}
+        self._number = 0
 
-    @torch.no_grad()
-    def take(self, plan: Plan, groups: Sequence[list[torch.Tensor]]) -> None:
+    def take(self, live: Live) -> None:
         """Copy a state; memory is made the first time, and again when the plan has changed."""
-        if self.copy is None or self.copy.plan is not plan:
+        if self.copy is None or self.copy.plan is not live.plan:
             self.copy = None
-            self.copy = Copy(plan)
-        self.copy.take(groups)
+            self._graphs.clear()
+            self.copy = Copy(live.plan)
+        if self._number != live.number:
+            # What lies elsewhere now does not come back.
+            self._graphs.clear()
+            self._number = live.number
         for device in self.copy.memory:
-            if device.type == "cuda":
-                # Who waits for it sleeps instead of spinning.
-                event = self.filled.get(device) or torch.cuda.Event(blocking=True)
-                event.record(torch.cuda.current_stream(device))
-                self.filled[device] = event
+            work = partial(self.copy.take, live, device)
+            if device.type != "cuda":
+                work()
+                continue
+            graphs = self._graphs.get(device) or self._graphs.setdefault(device, Graphs(device))
+            graphs.run(live.number, work)
+            # Who waits for it sleeps instead of spinning.
+            event = self.filled.get(device) or torch.cuda.Event(blocking=True)
+            event.record(torch.cuda.current_stream(device))
+            self.filled[device] = event
 
 
 def kinds_of(tensors: Sequence[torch.Tensor]) -> list[Kind]:
@@ -229,17 +271,16 @@ def kinds_of(tensors: Sequence[torch.Tensor]) -> list[Kind]:
 def _at_once(
     measured: Iterator[tuple[Label, torch.Tensor]],
 ) -> Iterator[tuple[list[Label], list[torch.Tensor]]]:
-    """Strips of tensors, in lists of one type and device."""
+    """Strips of tensors, in lists of one type."""
     labels: list[Label] = []
     strips: list[torch.Tensor] = []
     room = 0
     for label, flat in measured:
         # On the CPU so short that torch asks no further threads for help, which would get in the
         # way of training's.
-        most, strip = (2**25, 2**24) if flat.is_cuda else (2**20, 2**14)
+        most, strip = (2**23, 2**22) if flat.is_cuda else (2**20, 2**14)
         for part in flat.split(strip):
-            other = strips and (strips[0].dtype, strips[0].device) != (part.dtype, part.device)
-            if strips and (other or part.numel() > room):
+            if strips and (strips[0].dtype != part.dtype or part.numel() > room):
                 yield labels, strips
                 labels, strips = [], []
             if not strips:
@@ -249,6 +290,15 @@ def _at_once(
             room -= part.numel()
     if strips:
         yield labels, strips
+
+
+def _room(
+    device: torch.device, strips: list[tuple[list[Label], list[torch.Tensor]]]
+) -> torch.Tensor:
+    """Room for two norms of every strip."""
+    # To memory that is not pinned a GPU copies while the caller waits, whatever is asked of it.
+    count, pinned = 2 * sum(len(labels) for labels, _ in strips), device.type == "cuda"
+    return torch.zeros(count, dtype=torch.float64, device="cpu", pin_memory=pinned)
 
 
 def _home(tensor: torch.Tensor) -> torch.device:

@@ -5,17 +5,19 @@ ones that they were before.
 """
 
 from collections.abc import MutableMapping
-from itertools import chain
-from operator import attrgetter, is_, methodcaller
+from itertools import chain, count
+from operator import is_, methodcaller
 
 import torch
 
 from polo.errors import WeightsError
-from polo.evidence.replay.snapshot import Plan, kinds_of
+from polo.evidence.replay.snapshot import Live, Plan, kinds_of
 from polo.evidence.replay.state import Tensors, named_rest, parameter_names, trained_names
 from polo.weights.checkpoint import MemoryCheckpoint, canonical_names, checkpoint_of
 
 _Store = MutableMapping[str, torch.Tensor | None]
+
+_numbers = count(1)
 
 
 class Watched:
@@ -40,17 +42,19 @@ class Watched:
         self._names, self._trained = parameter_names(model), trained_names(model)
         self._places = _places(model, [tensor.name for tensor in self._layout.tensors])
         self._plan: Plan | None = before._plan if before else None
+        self._forms: list[object] = before._forms if before else []
+        self._number: int = before._number if before else 0
         self.forget()
 
     def forget(self) -> None:
         """Let go of all tensors, so that those that are replaced are kept by nobody."""
         self._seen: list[object] = []
         self._tensors: list[torch.Tensor] = []
-        self._groups: list[list[torch.Tensor]] = []
-        self._forms: list[object] = []
+        self._ordered: list[torch.Tensor] = []
+        self._live: Live | None = None
 
-    def planned(self) -> tuple[Plan, list[list[torch.Tensor]]]:
-        """How to copy the tensors as they are now, and they in the groups of that plan.
+    def live(self) -> Live:
+        """The tensors as they are now.
 
         Raises:
             WeightsError: The model's are not of the kinds that they were, or the optimizer keeps
@@ -59,22 +63,25 @@ class Watched:
         model, state = self._of_model(), self._optimizer.state
         values = chain.from_iterable(map(methodcaller("values"), state.values()))
         seen = [*model, *state, *chain.from_iterable(state.values()), *values]
-        if self._plan is not None and self._still(seen):
-            return self._plan, self._groups
+        if self._live is not None and self._still(seen):
+            return self._live
         tensors, self._plan = self._found([tensor for tensor in model if tensor is not None])
+        ordered = [tensor for tensor in tensors if tensor.dim() > 1]
+        if (forms := _forms(tensors, ordered)) != self._forms:
+            self._forms, self._number = forms, next(_numbers)
         groups = [[tensors[at] for at in group] for group in self._plan.groups]
+        live = Live(self._plan, groups, self._number)
         if self._places is not None:
-            self._seen, self._tensors, self._groups = seen, tensors, groups
-            self._forms = _forms(tensors)
-        return self._plan, groups
+            self._seen, self._live = seen, live
+            self._tensors, self._ordered = tensors, ordered
+        return live
 
     def _still(self, seen: list[object]) -> bool:
         """Whether these are the tensors of the last time; a conversion leaves objects the same."""
         return (
-            bool(self._seen)
-            and len(seen) == len(self._seen)
+            len(seen) == len(self._seen)
             and all(map(is_, seen, self._seen))
-            and self._forms == _forms(self._tensors)
+            and self._forms == _forms(self._tensors, self._ordered)
         )
 
     def _of_model(self) -> list[torch.Tensor | None]:
@@ -107,12 +114,18 @@ class Watched:
         )
 
 
-def _forms(tensors: list[torch.Tensor]) -> list[object]:
-    """Types and sizes; with shapes and devices it would take twice as long.
+def _forms(tensors: list[torch.Tensor], ordered: list[torch.Tensor]) -> list[object]:
+    """Where tensors lie and how many numbers they have; in which order, where there is any.
 
-    Another shape of the same size cannot be copied, and what comes from another device is the same.
+    Training waits for this, so nothing is asked that others tell: a type of another width has
+    another address or another count. What is left, the same memory read as another type of the
+    same width, is noticed when the shard is sealed.
     """
-    return [*map(attrgetter("dtype"), tensors), *map(attrgetter("nbytes"), tensors)]
+    return [
+        *map(torch.Tensor.data_ptr, tensors),
+        *map(torch.Tensor.numel, tensors),
+        *map(torch.Tensor.stride, ordered),
+    ]
 
 
 def _sorted(rest: Tensors) -> Tensors:
