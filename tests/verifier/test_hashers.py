@@ -18,7 +18,14 @@ import pytest
 import polo
 from polo.protocol import signing
 from polo.protocol.layout import CHUNK_BYTES, Layout, Tensor
-from polo.storage.folder import MANIFEST_FILE, checkpoint_path, nonce_path, opening_path
+from polo.protocol.records import File
+from polo.storage.folder import (
+    MANIFEST_FILE,
+    ProofFolder,
+    checkpoint_path,
+    nonce_path,
+    opening_path,
+)
 from polo.verifier import Outcome, Status, hashers
 from polo.verifier.hashers import Hashers
 from polo.watermark import reading
@@ -181,6 +188,51 @@ def test_marks_are_read_while_large_files_are_hashed(
     monkeypatch.setattr(Hashers, "digest", late)
     monkeypatch.setattr("polo.verifier.marks.read", read)
     assert made.verify().outcome is Outcome.ACCEPTED
+
+
+def test_weights_are_tested_while_older_ones_are_hashed(
+    make_proof: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, tested = make_proof(), threading.Event()
+    check_file = ProofFolder.check_file
+
+    def late(own: ProofFolder, file: File, *given: Any) -> None:
+        if file.path == checkpoint_path(1):
+            assert tested.wait(20), "nobody looks at the newest weights meanwhile"
+        check_file(own, file, *given)
+
+    def tell(what: str, *_: int) -> None:
+        if what == "testing weights":
+            tested.set()
+
+    monkeypatch.setattr(ProofFolder, "check_file", late)
+    # One at a time is looked at, and the next one hashed meanwhile.
+    monkeypatch.setattr(hashers, "MOST_THREADS", 1)
+    assert made.verify(listener=tell).outcome is Outcome.ACCEPTED
+    assert tested.is_set()
+
+
+@pytest.mark.parametrize("name", [checkpoint_path(1), checkpoint_path(3)])
+def test_weights_are_not_looked_at_before_their_file_is_known_to_be_as_signed(
+    make_proof: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    made, hashed = make_proof(), threading.Event()
+    check_file, opened = ProofFolder.check_file, ProofFolder.checkpoint
+
+    def late(own: ProofFolder, file: File, *given: Any) -> None:
+        check_file(own, file, *given)
+        if file.path == name:
+            time.sleep(0.3)
+            hashed.set()
+
+    def checkpoint(folder: ProofFolder, shard: int, *given: Any) -> Any:
+        assert hashed.is_set() or checkpoint_path(shard) != name
+        return opened(folder, shard, *given)
+
+    monkeypatch.setattr(ProofFolder, "check_file", late)
+    monkeypatch.setattr(ProofFolder, "checkpoint", checkpoint)
+    assert made.verify().outcome is Outcome.ACCEPTED
+    assert hashed.is_set()
 
 
 def test_weights_are_tested_while_marks_are_read(

@@ -3,7 +3,7 @@
 Specification: docs/protocol.md, section 20.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Container, Iterator
 
 from polo.checks import Check, Status, counted, problem
 from polo.errors import FormatError, PoloError, SignatureError
@@ -20,7 +20,7 @@ MAX_FILE = 512 * 1024
 _ASK = "Ask the registry to look for other chains in the last checkpoint (POST /v1/scans)."
 
 
-def uniqueness(folder: ProofFolder, manifest: Manifest, listed: Collection[str]) -> Iterator[Check]:
+def uniqueness(folder: ProofFolder, manifest: Manifest, listed: Container[str]) -> Iterator[Check]:
     """The check of the level.
 
     Args:

@@ -117,8 +117,8 @@ class Claimant:
         """Every stored checkpoint that is here, newest first; nobody has checked their roots."""
         listed = [file.path for file in self.manifest.files if file.path.startswith("checkpoints/")]
         # A bundle for a buyer leaves them all out.
-        absent = {path for path in listed if not os.path.lexists(self.folder.file(path))}
-        yield from history.checkpoints(self.folder, self.manifest, self.layout, damaged=absent)
+        here = {path for path in listed if os.path.lexists(self.folder.file(path))}
+        yield from history.checkpoints(self.folder, self.manifest, self.layout, sound=here)
 
     def mark(self, shard: int) -> DerivedMark:
         """The mark of a shard.

@@ -2,7 +2,7 @@
 
 import contextlib
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 
 from polo.errors import FormatError
@@ -28,7 +28,7 @@ def checkpoints(
     manifest: Manifest,
     layout: Layout,
     *,
-    damaged: Collection[str] = (),
+    sound: Container[str] | None = None,
 ) -> Iterator[tuple[int, FileCheckpoint]]:
     """Every stored checkpoint, newest first; each is closed when the next one is asked for.
 
@@ -39,9 +39,11 @@ def checkpoints(
         folder: The proof.
         manifest: Its manifest.
         layout: Its layout.
-        damaged: Files to leave out, and with them the deltas that lead from them.
+        sound: Listed files that may be read, each asked for when it is its turn; of others the
+            deltas that lead from them are left out, too. None for all.
     """
     listed = {file.path for file in manifest.files}
+    sound = listed if sound is None else sound
     with contextlib.ExitStack() as stack:
         newer: FileCheckpoint | None = None
         temporary: Path | None = None
@@ -51,11 +53,11 @@ def checkpoints(
                 whole = checkpoint_path(number)
                 packed = checkpoint_path(number, delta=True)
                 opened = None
-                if whole in listed and whole not in damaged:
+                if whole in listed and whole in sound:
                     opened = folder.checkpoint(number, layout)
-                elif whole not in listed and packed not in damaged and newest:
+                elif whole not in listed and packed in sound and newest:
                     raise FormatError("there is no newer checkpoint it leads from", place=packed)
-                elif whole not in listed and packed not in damaged and newer:
+                elif whole not in listed and packed in sound and newer:
                     temporary = temporary or Path(stack.enter_context(_folder()))
                     unpacked = temporary / "unpacked.safetensors"
                     with unpacked.open("wb") as file:

@@ -23,7 +23,11 @@ MOST_STRANGERS = 100
 class Files:
     """The files of a proof, hashed in the background from now on until all is said about them.
 
-    Small ones come first: whoever reads marks needs those, and need not wait for the others.
+    Small ones come first: whoever reads marks needs those, and need not wait for the others. Then
+    come the newest checkpoints, which are looked at first.
+
+    A path is in here if the file is in the manifest, and as signed if it must be here; who asks
+    waits for it.
 
     Args:
         folder: The proof.
@@ -58,20 +62,17 @@ class Files:
         # A path may be listed twice; that is wrong, and is said elsewhere.
         self._outcomes: dict[str, list[Future[None]]] = {}
         try:
-            for file in sorted(self._listed, key=lambda file: file.size >= LARGE):
+            newest = sorted(self._listed, key=lambda file: file.path, reverse=True)
+            for file in sorted(newest, key=lambda file: file.size >= LARGE):
                 self._outcomes.setdefault(file.path, []).append(self._pool.submit(check, file))
         except BaseException:
             self.close()
             raise
 
-    def is_sound(self, path: str) -> bool:
-        """Whether a file is in the manifest, and as signed if it must be here; waits for it."""
-        outcomes = self._outcomes.get(path, ())
-        return path in self._paths and all(one.exception() is None for one in outcomes)
-
-    def sound(self) -> set[str]:
-        """Paths of all such files."""
-        return set(filter(self.is_sound, self._paths))
+    def __contains__(self, path: object) -> bool:
+        if not isinstance(path, str) or path not in self._paths:
+            return False
+        return all(one.exception() is None for one in self._outcomes.get(path, ()))
 
     def close(self) -> None:
         """Hash no more; who is interrupted does not wait for files that have not begun."""

@@ -1,6 +1,6 @@
 """The marks of a proof: each derived again, and read from its opening or its checkpoint."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 
 from polo.checks import Check, Status, problem
 from polo.errors import PoloError, TermsError
@@ -24,7 +24,7 @@ class Marks:
         folder: The proof.
         manifest: Its manifest.
         carrier: Where marks may lie.
-        is_sound: Whether a file is here as signed.
+        sound: Files that are here as signed.
         is_shown: Whether this part of the proof has a file; what is left out is not missed.
         threads: Threads for hashing a checkpoint that has no opening.
 
@@ -38,12 +38,12 @@ class Marks:
         manifest: Manifest,
         carrier: Carrier,
         *,
-        is_sound: Callable[[str], bool],
+        sound: Container[str],
         is_shown: Callable[[str], bool],
         threads: int | None,
     ) -> None:
         self._folder, self._manifest, self._carrier = folder, manifest, carrier
-        self._is_sound, self._is_shown = is_sound, is_shown
+        self._sound, self._is_shown = sound, is_shown
         self._threads = threads
         self.nonces: dict[int, Nonce] = {}
 
@@ -63,7 +63,7 @@ class Marks:
 
     def _one(self, walk: chain.ChainWalk, shard: int) -> Iterator[Check]:
         place = nonce_path(shard)
-        if not self._is_sound(place):
+        if place not in self._sound:
             walk.skip()
             yield Check(
                 "nonce",
@@ -95,7 +95,7 @@ class Marks:
         mark = derive(walk.terms, carrier, query.seed)
         source: Checkpoint
         try:
-            if self._is_sound(opening_path(shard)):
+            if opening_path(shard) in self._sound:
                 place = opening_path(shard)
                 where = carrier.leaves(mark.blocks)
                 path = self._folder.file(place)
@@ -103,7 +103,7 @@ class Marks:
                 root = opening.root(carrier.layout, where, place=place)
                 source = OpenedCheckpoint(carrier.layout, opening.chunks)
                 values = values_of(mark, carrier, source)
-            elif self._is_sound(checkpoint_path(shard)):
+            elif checkpoint_path(shard) in self._sound:
                 place = checkpoint_path(shard)
                 with self._folder.checkpoint(shard, carrier.layout) as whole:
                     root = commit(whole, threads=self._threads).root

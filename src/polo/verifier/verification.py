@@ -178,16 +178,16 @@ class _Run:
                 threads=self._policy.threads,
             )
             stack.enter_context(checked)
-            # While files are hashed and weights tested: marks are in small files.
-            reading = self._reading(folder, manifest, carrier, checked.is_sound)
+            # Files are hashed, marks read and weights tested at the same time; no file is looked at
+            # before it is known to be as signed.
+            reading = self._reading(folder, manifest, carrier, checked)
             marks = stack.enter_context(contextlib.closing(walking.Aside(reading)))
-            yield from checked.checks(self._tell)
-            sound = checked.sound()
-            yield from self._structure(manifest)
             if self._asked():
                 # Levels of effort need the nonces.
                 self._wait_for(marks, manifest)
-            weights = _made(self._about_weights(folder, manifest, carrier, sound, hashers, model))
+            weights = _made(self._about_weights(folder, manifest, carrier, checked, hashers, model))
+            yield from checked.checks(self._tell)
+            yield from self._structure(manifest)
             self._wait_for(marks, manifest)
             yield from marks.found()
             yield from weights
@@ -201,7 +201,7 @@ class _Run:
         folder: ProofFolder,
         manifest: Manifest,
         carrier: Carrier,
-        sound: set[str],
+        sound: files.Files,
         hashers: Hashers,
         model: Path | None,
     ) -> Iterator[Check]:
@@ -328,7 +328,7 @@ class _Run:
         folder: ProofFolder,
         manifest: Manifest,
         carrier: Carrier,
-        is_sound: Callable[[str], bool],
+        sound: files.Files,
     ) -> Iterator[Check]:
         """Every mark; the nonces that are found are noted."""
         if self.bundle and self.bundle.kind == "public":
@@ -340,7 +340,7 @@ class _Run:
             folder,
             manifest,
             carrier,
-            is_sound=is_sound,
+            sound=sound,
             is_shown=lambda path: self._shown is None or path in self._shown,
             threads=self._policy.threads,
         )
@@ -352,7 +352,7 @@ class _Run:
         folder: ProofFolder,
         manifest: Manifest,
         carrier: Carrier,
-        sound: set[str],
+        sound: files.Files,
         hashers: Hashers,
         model: Path | None,
     ) -> Iterator[Check]:
@@ -365,8 +365,7 @@ class _Run:
         to_test = set(self._policy.shards_to_test([x for x in stored if x]) if bench.ready else ())
         seen: set[int] = set()
         try:
-            damaged = {file.path for file in manifest.files} - sound
-            kept = history.checkpoints(folder, manifest, layout, damaged=damaged)
+            kept = history.checkpoints(folder, manifest, layout, sound=sound)
             last = {len(manifest.shards)} if model else set()
             looked_at = set(stored) if levels.looking else to_test | last
             held = hashers.holding and not levels.looking

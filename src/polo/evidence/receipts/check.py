@@ -6,7 +6,7 @@ Specification: docs/protocol.md, section 19.
 import dataclasses
 import datetime
 import itertools
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from polo.checks import Check, Status, counted, problem
@@ -44,7 +44,7 @@ class Kept:
     seen: int | None
 
 
-def receipts(folder: ProofFolder, manifest: Manifest, listed: Collection[str]) -> Iterator[Check]:
+def receipts(folder: ProofFolder, manifest: Manifest, listed: Container[str]) -> Iterator[Check]:
     """The checks of the level.
 
     Args:
@@ -68,7 +68,7 @@ class _Level:
     """One proof's receipts."""
 
     def __init__(
-        self, folder: ProofFolder, manifest: Manifest, rules: Rules, listed: Collection[str]
+        self, folder: ProofFolder, manifest: Manifest, rules: Rules, listed: Container[str]
     ) -> None:
         self._folder = folder
         self._manifest = manifest
