@@ -218,7 +218,15 @@ def test_an_answer_that_is_not_signed_by_the_prover(
 ) -> None:
     spoil, message = SIGNED[how]
     spoil(answer / "answer.json")
-    check = only_failure(lean.verify(asked[0], answer))
+    verdict = lean.verify(asked[0], answer)
+    if how == "missing":
+        first, *others = verdict.of(Status.FAILED)
+        assert {check.name for check in others} == {"segment", "sealing"}
+        named = [(c.shard, c.figures["segment"]) for c in others if c.name == "segment"]
+        assert named == [(place.shard, place.segment) for place in asked[0].segments]
+        check = first
+    else:
+        check = only_failure(verdict)
     assert check.name == "draw"
     assert check.level == "replay"
     assert "answer.json" in check.place

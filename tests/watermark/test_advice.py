@@ -50,9 +50,13 @@ def test_small_carriers_get_small_marks_at_the_schemes_own_load() -> None:
     assert (found.bits, found.load, found.share) == (128, 250_000, 0.5)
 
 
-def test_adapters_get_signs() -> None:
+def test_adapters_get_what_reads_best_when_merged_and_small_ones_signs() -> None:
     shapes = {f"q{at}__lora_A__weight": (8, 576) for at in range(60)}
     found = advise(fits(**shapes))
+    assert found is not None
+    assert (found.scheme, found.bits) == ("ednn", 1024)
+    assert found.share <= ROOM
+    found = advise(fits(q__lora_A__weight=(8, 576)))
     assert found is not None
     assert found.scheme == "signed"
 

@@ -5,7 +5,7 @@ hold; what the model is for they do not know. No scheme is advised for being har
 who turns no more bits than a verifier asks for pays next to nothing with any of them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from polo.protocol.detection import MILLION
@@ -52,38 +52,47 @@ class Advice:
     reasons: tuple[str, ...]
 
 
+_Find = Callable[[Capacity, str], Advice | None]
+
+
 def advise(fits: Mapping[str, Capacity]) -> Advice | None:
     """What suits a model; None if no mark fits into it.
 
     Args:
         fits: What the model can carry, by scheme; schemes that are left out are not advised.
     """
-    for name, why in _preferred(fits):
-        if (found := _sized(fits[name], why)) is not None:
+    for name, why, find in _attempts(fits):
+        if name in fits and (found := find(fits[name], why)) is not None:
             return found
     return None
 
 
-def _preferred(fits: Mapping[str, Capacity]) -> list[tuple[str, str]]:
+def _attempts(fits: Mapping[str, Capacity]) -> Iterator[tuple[str, str, _Find]]:
     """Schemes in the order in which they suit, with the reason."""
-    order = [
-        (
-            Ednn.name,
-            "its marks stay in the finished model, and overwriting leaves enough of them",
-        ),
-        (Fedipr.name, "only norm scales can carry a mark here"),
-    ]
+    lasting = "its marks stay in the finished model, and overwriting leaves enough of them"
+    yield Ednn.name, lasting, _roomy
     if any("lora_" in name for own in fits.values() for name in own.names):
-        order.insert(0, (Signed.name, "an adapter is small, and signs take one weight for a bit"))
-    return [(name, why) for name, why in order if name in fits]
+        # Measured: in a merged model signs read worse, but each takes a single weight.
+        small = "this adapter is small, and signs take one weight for a bit"
+        yield Signed.name, small, _roomy
+        yield Signed.name, small, _tight
+    yield Ednn.name, lasting, _tight
+    scales = "only norm scales can carry a mark here"
+    yield Fedipr.name, scales, _roomy
+    yield Fedipr.name, scales, _tight
 
 
-def _sized(own: Capacity, why: str) -> Advice | None:
-    """The best size that leaves room at the lightest load; else the least that a mark can take."""
+def _roomy(own: Capacity, why: str) -> Advice | None:
+    """The best size that leaves room at the lightest load."""
     for bits in SIZES:
         for load in LIGHT:
             if not own.objection(bits, load) and own.share(bits, load) <= ROOM:
                 return _advice(own, bits, load, (why, _size_reason(bits), _load_reason(load)))
+    return None
+
+
+def _tight(own: Capacity, why: str) -> Advice | None:
+    """The least that a mark can take."""
     tight = (
         "the carrier is small: each mark overwrites part of the ones before, so that the fewest "
         "bits leave most of them"

@@ -18,6 +18,7 @@ from polo_lab.attacks.effort import ATTACKS
 from polo_lab.effort.case import Attack, Attempt, Case
 from polo_lab.effort.catalogue import LARGE, SMALL, Key, keys
 from polo_lab.effort.judging import Judgement, judge
+from polo_lab.effort.plan import OPTIMIZERS
 from polo_lab.effort.training import Trained, respond
 from polo_lab.experiments import effort_report
 from polo_lab.experiments.effort_rows import ERROR, HONEST, Row
@@ -54,6 +55,24 @@ BROAD = (
 """One attack of every kind, where a run takes long."""
 
 
+_LAYERED = ("digits", "digits-mlp", "cancer")
+_WITH_MEMORY = ("momentum", "adam", "adamw")
+SUITED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "tiny subset of 16, plain copies": (("cancer", "letters"), OPTIMIZERS),
+    "tiny subset of 16, varied copies": (("cancer", "letters"), OPTIMIZERS),
+    "tiny subset of 16, relabelled copies": (("cancer", "letters"), OPTIMIZERS),
+    "silent samples, 90%": (("cancer",), OPTIMIZERS),
+    "swallowed copies, 20% of a batch": (("cancer",), OPTIMIZERS),
+    "swallowed copies, 36% of a batch": (("cancer",), OPTIMIZERS),
+    "loud samples, 3%": (("digits-mlp",), OPTIMIZERS),
+    "saturated data, by momentum": (("digits", "cancer"), _WITH_MEMORY),
+    "saturated data, by aimed": (_LAYERED, _WITH_MEMORY),
+    "detours through a dead model": (_LAYERED, OPTIMIZERS),
+}
+"""On which tasks and with which optimizers an attack finds something to leave out, where that is
+not everywhere. Elsewhere it trains in full after all, and there are more runs where it does not."""
+
+
 def units(
     honest: int,
     attacked: int,
@@ -70,7 +89,7 @@ def units(
         attacked: Attacked runs in all, at least.
         tasks: Tasks to take.
         attacks: Attacks by name; by default all.
-        per_attack: Runs of each attack, at least.
+        per_attack: Runs of each attack, at least; as many where it is suited.
         tolerance: Largest deviation that the terms allow where platforms differ, in millionths.
             Honest runs are then judged as on another platform; attacks name another one.
     """
@@ -78,14 +97,21 @@ def units(
     each = max(per_attack, -(-attacked // len(names)))
     if each > honest:
         raise ValueError(f"{each} runs of each attack need as many honest runs, not {honest}")
+    cases = keys(honest, tasks, tolerance)
     chosen: list[list[str]] = [[HONEST] for _ in range(honest)]
     for name in names:
-        for at in np.random.default_rng(list(name.encode())).permutation(honest)[:each]:
+        drawn = np.random.default_rng(list(name.encode())).permutation(honest)
+        suited = [at for at in drawn if _suits(name, cases[at])][:each]
+        for at in dict.fromkeys([*drawn[:each], *suited]):
             chosen[at].append(name)
-    cases = keys(honest, tasks, tolerance)
     return [
         _row(key, name).settings() for key, own in zip(cases, chosen, strict=True) for name in own
     ]
+
+
+def _suits(attack: str, case: Key) -> bool:
+    known = SUITED.get(attack)
+    return known is None or (case.task in known[0] and case.optimizer in known[1])
 
 
 def measure(settings: Settings, bench: Bench) -> Measured:

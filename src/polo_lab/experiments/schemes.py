@@ -180,6 +180,11 @@ def _small(quick: bool) -> Iterable[Settings]:
         return units(tasks=["digits"], schemes=["ednn", "fedipr"], bits=[256], seeds=1)
     found = units(tasks=SMALL, schemes=tuple(SCHEMES), bits=BITS, seeds=5)
     found += units(tasks=SMALL, schemes=[DENSE], bits=BITS, seeds=2)
+    # A dense key has a sign for every bit and weight of a group: light loads are left out.
+    found += units(tasks=SMALL, schemes=[DENSE], bits=(256, 1024), loads=(0.0625, 0.5), seeds=2)
+    # Its own size where nothing else is asked for, since norm scales are few.
+    fewest = [defaults_of("fedipr").bits]
+    found += units(tasks=["norms"], schemes=["fedipr"], bits=fewest, budgets=(None, 0.2), seeds=5)
     for name in SCHEMES:
         loads = [defaults_of(name).load * factor for factor in LOADS]
         found += units(tasks=SMALL, schemes=[name], bits=BITS, loads=loads, seeds=2)

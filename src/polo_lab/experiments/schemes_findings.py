@@ -1,5 +1,6 @@
 """What recorded trainings say about schemes, in sentences; every number comes from the rows."""
 
+import itertools
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -321,20 +322,24 @@ def _spared(groups: Sequence[Group]) -> Iterator[str]:
         ("A larger finishing budget", "budget"),
     ):
         same = [name for name in settings if name != along]
-        found = (
-            _alike(one, other)
-            for one in groups
-            for other in groups
-            if getattr(one, along) < getattr(other, along)
-            and all(getattr(one, name) == getattr(other, name) for name in same)
-        )
-        pairs = [pair for pair in found if pair is not None]
-        if pairs:
-            less = sum(_lost(other)[0] < _lost(one)[0] for one, other in pairs)
-            yield (
-                f"{what} with all else the same costs less in {less} of "
-                f"{counted(len(pairs), 'comparison')}."
-            )
+        # What helps at one budget may harm at another: they are counted apart.
+        found: dict[int, list[bool]] = {}
+        for one, other in itertools.product(groups, groups):
+            alike = all(getattr(one, name) == getattr(other, name) for name in same)
+            if (
+                getattr(one, along) < getattr(other, along)
+                and alike
+                and (pair := _alike(one, other))
+            ):
+                budget = 0 if along == "budget" else one.budget
+                less = _lost(pair[1])[0] < _lost(pair[0])[0]
+                found.setdefault(budget, []).append(less)
+        told = []
+        for budget, cheaper in sorted(found.items()):
+            where = f" at a finishing budget of {budget / MILLION:g}" if len(found) > 1 else ""
+            told.append(f"in {sum(cheaper)} of {counted(len(cheaper), 'comparison')}{where}")
+        if told:
+            yield f"{what} with all else the same costs less {', and '.join(told)}."
 
 
 def _lost(group: Group) -> tuple[float, float]:

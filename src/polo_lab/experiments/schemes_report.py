@@ -41,7 +41,7 @@ terms of level chain, and without. A shard may be sealed after every epoch. What
 - **told apart**: the better of two classifiers, on held-out blocks of marked and of unmarked
   weights, where guessing is right half of the time. RIGA's discriminator is on in all of these
   trainings; where terms ask for replay it is off, and marks of RIGA are as conspicuous as without
-  (docs/adr/0017).
+  (docs/adr/0017). Of fewer than ten blocks of a kind nothing can be learnt, and none is told.
 
 Figures are means over seeds, ± half of their 95 % interval (Student's t), where sizes are put
 together of the means of each seed; log2 p is the weakest of them. Of told apart the interval is

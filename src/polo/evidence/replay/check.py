@@ -1,5 +1,6 @@
 """Level replay for verifiers: what the record alone must fulfil, then what was drawn, run again."""
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -122,6 +123,8 @@ class Replay:
                 )
             except PoloError as error:
                 yield problem("draw", error, Status.FAILED, level=LEVEL)
+                if not os.path.lexists(answer / ANSWER_FILE):
+                    yield from asking.unanswered(challenge, self.timeline)
             else:
                 self._shown = shown
 

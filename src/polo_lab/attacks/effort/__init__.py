@@ -46,6 +46,7 @@ ATTACKS: tuple[Attack, ...] = (
     TinySubset(16, varied=True, relabelled=0.2),
     SilentSamples(0.1),
     SwallowedCopies(0.2),
+    SwallowedCopies(0.36),
     LoudSamples(75.0, 0.03),
     Masking(0.2, exact=False),
     Masking(0.2, exact=True),
