@@ -444,8 +444,9 @@ def test_a_process_that_is_slow_is_waited_for(
 
 
 @FORKS
+@pytest.mark.parametrize("looked_at", [False, True])
 def test_its_death_is_seen_even_if_somebody_holds_its_end(
-    image: Memory, monkeypatch: pytest.MonkeyPatch
+    looked_at: bool, image: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pair, forked = socket.socketpair, []
 
@@ -462,11 +463,32 @@ def test_its_death_is_seen_even_if_somebody_holds_its_end(
         patch.setattr(socket, "socketpair", forking)
         one = Hasher()
         one.start()
-    os.kill(pid_of(one), signal.SIGKILL)
-    assert one.hashes(image, listed(PIECES)) == right(image, PIECES)
+    if looked_at:
+        os.kill(pid_of(one), signal.SIGSTOP)
+        question = one.ask(image, listed(PIECES))
+        os.kill(pid_of(one), signal.SIGKILL)
+        looks = next(at for at in range(20_000) if question.is_answered() or time.sleep(0.001))
+        assert looks > 0, "nothing has come, and the connection is open"
+        assert question.answer() == right(image, PIECES)
+    else:
+        os.kill(pid_of(one), signal.SIGKILL)
+        assert one.hashes(image, listed(PIECES)) == right(image, PIECES)
     assert one._process is None
     os.kill(forked[0], signal.SIGKILL)
     os.waitpid(forked[0], 0)
+
+
+def test_a_process_that_stalls_is_not_looked_at_for_ever(
+    one: Hasher, image: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hasher, "_PATIENCE", 0.2)
+    monkeypatch.setattr(hasher, "_SLOWEST", 2**40)
+    one.start()
+    os.kill(pid_of(one), signal.SIGSTOP)
+    question = one.ask(image, listed(PIECES))
+    assert any(question.is_answered() or time.sleep(0.001) for _ in range(20_000))
+    assert question.answer() == right(image, PIECES)
+    assert one._process is None
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -157,7 +157,7 @@ def test_moves_of_long_tensors_are_those_found_at_once(dtype: torch.dtype, keep:
     assert moves[1] == pytest.approx(right, rel=1e-9, abs=2)
     assert right[0] > 2**32 or not dtype.to_real().is_floating_point
     same = map(torch.equal, slots[0].copy.rest().values(), kept[0].values())
-    # Of narrow types wider ones are made; of others the memory before takes the differences.
+    # Narrow types are widened first; else differences are written over the snapshot before.
     assert all(same) == (keep or dtype not in (torch.float32, torch.float64, torch.complex64))
 
 

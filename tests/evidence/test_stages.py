@@ -151,7 +151,12 @@ def test_what_an_interrupt_left_over_gets_into_nobodys_way(
     # What an interrupt right before a job goes on does.
     _, stages, _ = one._beside._under_way
     one._beside._under_way = None
+    # A device may still be at it, and write where the next copies will lie.
+    lane = one._notary._lanes[torch.device("meta")] = Mock()
+    lane.stream.synchronize.side_effect = lambda: waited.append(one.steps)
+    waited: list[int] = []
     one.start()
+    assert waited == [1], "before anything is forgotten"
     before = run.copies()
     run.record(one, 1)
     stages.close()

@@ -12,6 +12,7 @@ from torch import nn
 from polo.errors import ChainError, WeightsError
 from polo.evidence.replay import state
 from polo.evidence.replay.recorder import Recorder
+from polo.evidence.replay.watched import Watched
 
 Begin = Callable[..., Any]
 
@@ -141,3 +142,40 @@ def test_models_that_make_up_their_state(begin: Begin, recorder: Callable[..., R
     assert one.finish().boundaries[-1] == run.digests()
     assert one.finish().boundaries[1] != one.finish().boundaries[2]
     assert not one._watched._tensors, "they are of no use next time"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda base: base[:16].clone(),
+        lambda base: base[::2],
+        lambda base: base[:16].view(torch.int32),
+        lambda base: base.view(torch.bfloat16)[:16],
+        lambda base: base[:5],
+    ],
+    ids=["elsewhere", "strides", "type of the same width", "half as wide", "fewer"],
+)
+def test_other_memory_under_the_same_object_is_another_place(
+    change: Callable[[torch.Tensor], torch.Tensor], begin: Begin
+) -> None:
+    """Who launched what was recorded for the place before would copy something else."""
+    run = begin("plain").steps(1)
+    base, kept = torch.zeros(32), run.optimizer.state[run.model[0].bias]["momentum_buffer"]
+    kept.data = base[:16]
+    watched = Watched(run.model, run.optimizer)
+    first = watched.live()
+    assert watched.live() is first
+    kept.data = change(base)
+    assert watched.live().number != first.number
+
+
+def test_the_same_memory_is_the_same_place_in_the_next_shard(begin: Begin) -> None:
+    run = begin("plain").steps(1)
+    first = Watched(run.model, run.optimizer)
+    number = first.live().number
+    first.forget()
+    assert first.live().number == number
+    second = Watched(run.model, run.optimizer, first)
+    assert second.live().number == number
+    run.model[0].weight.data = run.model[0].weight.data.t().contiguous().t()
+    assert second.live().number != number

@@ -179,6 +179,49 @@ def test_graphs_follow_tensors_that_lie_elsewhere(name: str) -> None:
     recorder.abandon()
 
 
+@pytest.mark.parametrize("narrow", [False, True])
+def test_what_goes_on_after_its_end_is_measured_from_where_it_was(narrow: bool) -> None:
+    """At an end the snapshot before is kept, which graphs write over elsewhere."""
+    run = Run.begin("momentum", classes=LARGE)
+    if narrow:
+        run.model[-1].to(torch.bfloat16)
+    recorder = Recorder(run.model, run.optimizer, 2)
+    for _ in range(2):
+        recorder.start()
+        wanted, kept = [run.digests()], [run.copies()]
+        for step in range(1, 27):
+            run.step()
+            recorder.after_step()
+            if step % 2 == 0:
+                wanted.append(run.digests())
+                kept.append(run.copies())
+            elif step % 5 == 0:
+                assert recorder.finish().boundaries[-1] == run.digests()
+        found = recorder.finish()
+        assert found.boundaries == tuple(wanted)
+        moves = [state.moves(a, b) for a, b in itertools.pairwise(kept)]
+        for got, right in zip(found.moves, moves, strict=True):
+            assert got == pytest.approx(right, rel=1e-6 if narrow else 1e-9, abs=2)
+    recorder.abandon()
+
+
+def test_recorders_that_come_and_go_share_what_graphs_keep() -> None:
+    run = Run.begin("momentum", classes=LARGE)
+    run.step()
+    reserved = []
+    for _ in range(6):
+        recorder = Recorder(run.model, run.optimizer, 1)
+        recorder.start()
+        for _ in range(9):
+            run.step()
+            recorder.after_step()
+        recorder.wait()
+        recorder.abandon()
+        torch.cuda.empty_cache()
+        reserved.append(torch.cuda.memory_reserved())
+    assert max(reserved[2:]) <= reserved[1] + 2**21
+
+
 def test_a_snapshot_is_asked_for_and_not_waited_for() -> None:
     run = Run.begin("momentum", classes=LARGE)
     recorder = Recorder(run.model, run.optimizer, 1)

@@ -1,4 +1,4 @@
-"""What is done at every step, launched as a whole.
+"""Work that is done again and again beside training, launched as a whole: presses, and snapshots.
 
 A training step on a GPU is often bound by its launches: the device waits for the host, and what a
 hook adds is the time of its own launches, however little they compute. So work that is always the
@@ -7,8 +7,10 @@ elsewhere at the next step; there is a graph for each place that they come back 
 places that do not.
 """
 
+import contextlib
 import functools
-from collections.abc import Callable, Hashable
+import gc
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import torch
@@ -34,11 +36,28 @@ def _pool(
     del launched_on
     pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.stream(stream):
-        graph.capture_begin(pool, capture_error_mode="thread_local")
+    with _recording(graph, pool, stream):
         torch.zeros(1, device=device)
-        graph.capture_end()
     return pool, stream, graph
+
+
+@contextlib.contextmanager
+def _recording(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream) -> Iterator[None]:
+    """Record what is launched meanwhile; by this thread, that is, and nothing is done yet."""
+    # By hand: `torch.cuda.graph` waits for the device, collects garbage and empties the cache.
+    # Garbage that is collected by itself could be something whose end asks the device to wait.
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        with torch.cuda.stream(stream):
+            graph.capture_begin(pool, capture_error_mode="thread_local")
+            try:
+                yield
+            finally:
+                graph.capture_end()
+    finally:
+        if collecting:
+            gc.enable()
 
 
 class Graphs:
@@ -46,10 +65,12 @@ class Graphs:
 
     Args:
         device: The device.
+        beside: Whether it is launched on another stream than training's. Recording is then waited
+            for, since it sets what graphs of training itself draw random numbers by.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, *, beside: bool = False) -> None:
+        self._device, self._beside = device, beside
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
         self._seen: dict[Hashable, int] = {}
         self._useless = False
@@ -91,20 +112,19 @@ class Graphs:
     ) -> torch.cuda.CUDAGraph | None:
         """A graph of the work, which is not done by this; None where it cannot be recorded."""
         graph = torch.cuda.CUDAGraph()
-        # By hand: `torch.cuda.graph` waits for the device, collects garbage and empties the cache.
+        if self._beside:
+            torch.cuda.synchronize(self._device)
         try:
             pool, stream, _ = _pool(self._device, launched_on.cuda_stream)
             stream.wait_stream(launched_on)
-            with torch.cuda.stream(stream):
-                graph.capture_begin(pool, capture_error_mode="thread_local")
-                try:
-                    work()
-                finally:
-                    graph.capture_end()
+            with _recording(graph, pool, stream):
+                work()
         except RuntimeError:
-            # Not all that a press of somebody else does can be recorded, nor at every moment.
+            # Not all that somebody else's press does can be recorded, nor anything at every moment.
             self._useless = True
             return None
         launched_on.wait_stream(stream)
+        if self._beside:
+            stream.synchronize()
         self._graphs[place] = graph
         return graph

@@ -26,7 +26,7 @@ _PATIENCE = 60.0
 _SLOWEST = 2**24
 _INTERVAL = 5.0
 _SELDOM = 16
-"""Among how many looks in vain one also asks whether the process is still there."""
+"""Every so many looks that find nothing, the process is asked for as well."""
 
 logger = logging.getLogger("polo.weights")
 
@@ -293,7 +293,8 @@ class _Asked:
         while missing := self._size - len(self._found):
             if not self._cut and not self._process.has_more():
                 self._looks += 1
-                # Who looks passes by in the middle of training, and an end is nearly always said.
+                # Who looks passes by in the middle of training, and a process that ends nearly
+                # always closes its connection, which is something to find.
                 seldom = self._looks % _SELDOM == 0 and self._process.is_over(self._deadline)
                 if seldom and not self._process.has_more():
                     raise self._process.lost()

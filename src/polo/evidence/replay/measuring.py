@@ -37,6 +37,8 @@ class Measuring:
                 values += self._differences(self._before.strips[device][at][1], now)
             if values:
                 norms += torch._foreach_norm(values, 2, torch.float64)
+            # What was widened goes before more is.
+            del now, values
         if norms:
             room = self._after.rooms[device][: len(norms)]
             room.copy_(torch.stack(norms), non_blocking=True)

@@ -7,10 +7,10 @@ asks, and looks now and then whether it is done.
 """
 
 import contextlib
+import functools
 import queue
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
@@ -92,9 +92,9 @@ class Notary:
 
         Args:
             job: The snapshot.
-            launched: Whether a device is asked for all of it at once, which is recorded as a graph.
-                Only on training's own thread: while torch records on one thread, others cannot
-                draw random numbers.
+            launched: Whether a device is asked by a single launch, of a graph that is recorded
+                first. Only on training's own thread: while torch 2.11 records on one thread, it
+                refuses random numbers to all others.
 
         Yields:
             Says whether that is over. Who goes on earlier waits.
@@ -103,7 +103,7 @@ class Notary:
         assert copy is not None
         try:
             memory, measuring = self._begin(job, copy, launched)
-            yield partial(self._is_settled, copy)
+            yield functools.partial(self._is_settled, copy)
             self._settle(copy)
             if moves := self._moves(measuring, copy):
                 self.moves[job.number - 1] = moves
@@ -132,6 +132,11 @@ class Notary:
         """Forget a boundary and the segment before it."""
         self.boundaries.pop(number, None)
         self.moves.pop(number - 1, None)
+
+    def settle(self) -> None:
+        """Wait until devices have done all that they were asked for, whoever asked."""
+        for lane in self._lanes.values():
+            lane.stream.synchronize()
 
     def close(self) -> None:
         """End all that hashes, and let go of all memory."""
@@ -167,9 +172,9 @@ class Notary:
             with torch.cuda.stream(lane.stream):
                 lane.stream.wait_event(job.slot.filled[device])
                 try:
-                    # What is done at a shard's end takes memory, which a graph would keep.
+                    # A graph overwrites the snapshot before, which is kept at a shard's end.
                     if launched and not job.last:
-                        lane.graphs.run(place, partial(ask, device))
+                        lane.graphs.run(place, functools.partial(ask, device))
                     else:
                         ask(device)
                 finally:
@@ -209,8 +214,8 @@ class Notary:
         """Let go of the memory that copies are brought to, once no device writes there."""
         image, self._image = self._image, None
         try:
+            self.settle()
             for lane in self._lanes.values():
-                lane.stream.synchronize()
                 lane.graphs.forget()
         finally:
             if image:
@@ -224,13 +229,19 @@ def _boundary(plan: Plan, hashes: bytes) -> Boundary:
     return Boundary(model, rest)
 
 
+@functools.cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream of all lanes on a device: graphs of one stream share their memory."""
+    return torch.cuda.Stream(device)
+
+
 class _Lane:
     """A stream of our own on a device, its graphs, and what happens when all is done there."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.graphs = Graphs(device)
-        self.stream = torch.cuda.Stream(device)
+        self.graphs = Graphs(device, beside=True)
+        self.stream = _stream(device)
         # Who waits for it sleeps instead of spinning.
         self.done = torch.cuda.Event(blocking=True)
 

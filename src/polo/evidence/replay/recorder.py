@@ -4,8 +4,8 @@ Training waits for a copy within its own device. The way to the CPU and the norm
 a GPU's, on another stream, or another thread's, and the hashes of a large state another process's;
 where those fall behind by more than a segment, training waits. Beyond training's own, this takes
 three times the memory of model and optimizer state: on a GPU two copies there and one in pinned
-memory, on a CPU three; and, for a type narrower than float32 or at the end of a shard, room for the
-differences of 2^23 numbers on a GPU.
+memory, on a CPU three; and on a GPU, at the end of a shard, room for 2^23 numbers, or of a type
+narrower than float32 all the time for twice as many in float32.
 Training itself is not changed in a single bit: live tensors are read and nothing else, and no
 random number is drawn.
 """
@@ -199,6 +199,8 @@ class Recorder:
         if self._beside is not None:
             self._beside.wait()
             self._beside.failure = None
+            # What an interrupt left over may still write where the next copies will lie.
+            self._notary.settle()
         self._forget()
 
     def abandon(self) -> None:

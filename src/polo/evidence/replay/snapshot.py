@@ -152,8 +152,9 @@ class Live:
 
     Attributes:
         plan: How they are copied.
-        groups: They, in the plan's groups.
-        number: Equal numbers mean tensors of equal forms at equal addresses.
+        groups: The tensors, in the plan's groups.
+        number: Two of equal numbers have tensors of equal types, counts and strides at equal
+            addresses.
     """
 
     plan: Plan
@@ -169,8 +170,8 @@ class Copy:
         number: Its own, which no other copy ever has.
         host: Its memory, if all of it is on the CPU.
         memory: Its memory, by device.
-        strips: What is measured on each device, in lists as long as their differences may take
-            memory at once: labels, and a strip of memory for each.
+        strips: What is measured on each device, in lists that are measured one after the other, so
+            that little memory is taken at once: labels, and a strip of memory for each.
         rooms: Where each device writes what it measures: on the host, and pinned.
         norms: The norm of what the optimizer keeps under each key, once it was measured.
     """
@@ -197,8 +198,9 @@ class Copy:
     @torch.no_grad()
     def take(self, live: Live, device: torch.device) -> None:
         """Copy live tensors to one device, on its current stream."""
-        for views, tensors in zip(self._views, live.groups, strict=True):
-            if views[0].device == device:
+        groups = zip(self.plan.groups, self._views, live.groups, strict=True)
+        for members, views, tensors in groups:
+            if self.plan.spots[members[0]].device == device:
                 torch._foreach_copy_(views, tensors)
 
     def trained(self) -> Tensors:
@@ -247,7 +249,7 @@ class Slot:
             self._graphs.clear()
             self.copy = Copy(live.plan)
         if self._number != live.number:
-            # What lies elsewhere now does not come back.
+            # There is one graph at a time: where tensors lay before is not looked at again.
             self._graphs.clear()
             self._number = live.number
         for device in self.copy.memory:

@@ -6,7 +6,7 @@ ones that they were before.
 
 from collections.abc import MutableMapping
 from itertools import chain, count
-from operator import is_, methodcaller
+from operator import attrgetter, is_, methodcaller
 
 import torch
 
@@ -66,7 +66,7 @@ class Watched:
         if self._live is not None and self._still(seen):
             return self._live
         tensors, self._plan = self._found([tensor for tensor in model if tensor is not None])
-        ordered = [tensor for tensor in tensors if tensor.dim() > 1]
+        ordered = [tensor for tensor in tensors if tensor.dim()]
         if (forms := _forms(tensors, ordered)) != self._forms:
             self._forms, self._number = forms, next(_numbers)
         groups = [[tensors[at] for at in group] for group in self._plan.groups]
@@ -115,15 +115,15 @@ class Watched:
 
 
 def _forms(tensors: list[torch.Tensor], ordered: list[torch.Tensor]) -> list[object]:
-    """Where tensors lie and how many numbers they have; in which order, where there is any.
+    """Addresses, counts and types of tensors, and the strides of those that have any.
 
-    Training waits for this, so nothing is asked that others tell: a type of another width has
-    another address or another count. What is left, the same memory read as another type of the
-    same width, is noticed when the shard is sealed.
+    Training waits for this, so shapes and devices are left out: another shape of the same count
+    and strides is the same memory, and another device has other addresses.
     """
     return [
         *map(torch.Tensor.data_ptr, tensors),
         *map(torch.Tensor.numel, tensors),
+        *map(attrgetter("dtype"), tensors),
         *map(torch.Tensor.stride, ordered),
     ]
 
