@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from polo.enrolment import millionths
+from polo.watermark.schemes import SCHEMES
 from polo_lab.experiments import lines, pages, schemes, schemes_report
 from polo_lab.experiments.experiment import Bench
 from polo_lab.experiments.lines import Line, Recording
@@ -241,3 +243,13 @@ def test_the_page_is_what_was_recorded() -> None:
 def test_nothing_that_is_recorded_about_schemes_broke() -> None:
     found = lines.read(lines.path_of("schemes", lines.FOLDER))
     assert {line.ended for line in found.lines} == {lines.DONE, lines.REFUSED}
+
+
+def test_every_default_is_a_setting_that_was_measured() -> None:
+    found = lines.read(lines.path_of("schemes", lines.FOLDER)).done
+    names = ("scheme", "bits", "load", "strength", "budget")
+    done = {tuple(line.settings[name] for name in names) for line in found}
+    for name, scheme in SCHEMES.items():
+        own = scheme.defaults
+        asked = (name, own.bits, *map(millionths, (own.load, own.strength, own.budget)))
+        assert asked in done, name
