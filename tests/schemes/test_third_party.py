@@ -1,6 +1,9 @@
 """A scheme that another package offers by entry point is used like one that is built in."""
 
+import configparser
 import os
+import re
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,16 +26,7 @@ from polo.watermark.schemes import SCHEMES, scheme
 
 EASY = {"strength": 0.02, "budget": 1.0}
 FICKLE = SchemeTerms("fickle", 32, 256, 125_000, "block", 1000, "sum", 1)
-READING = '''
-from polo.watermark.ednn import Ednn
-from polo.watermark.schemes import Defaults
-
-class Pairs(Ednn):
-    """Two blocks form a group, and a bit is the sign of a sum over both."""
-
-    name = "pairs"
-    together = 2
-    defaults = Defaults(load=0.0625, strength=0.002)
+ODD = '''
 
 class Misnamed(Ednn):
     name = "other"
@@ -69,9 +63,7 @@ class Fickle(Ednn):
         right = super().matches(mark, values, groups)
         return right.ravel() if Fickle.mood == "odd" else right
 '''
-PRESSING = """
-from polo.embedding.ednn import EdnnPress as PairsPress
-
+ODD_PRESSES = """
 nothing = 3
 
 def refuse(mark, terms, device):
@@ -92,7 +84,6 @@ class Fickle(PairsPress):
 """
 ENTRIES = """
 [polo.schemes]
-pairs = pairs_scheme.reading:Pairs
 ednn = pairs_scheme.reading:Misnamed
 misnamed = pairs_scheme.reading:Misnamed
 half = pairs_scheme.reading:Half
@@ -104,11 +95,17 @@ touchy = pairs_scheme.reading:Touchy
 fickle = pairs_scheme.reading:Fickle
 
 [polo.presses]
-pairs = pairs_scheme.pressing:PairsPress
 half = pairs_scheme.pressing:nothing
 touchy = pairs_scheme.pressing:refuse
 fickle = pairs_scheme.pressing:Fickle
 """
+
+
+def documented(name: str) -> str:
+    """A file of the package that the documentation shows."""
+    page = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text(encoding="utf-8")
+    [block] = re.findall(rf"```\w+\n# {re.escape(name)}\n(.*?)```", page, re.DOTALL)
+    return str(block)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -120,10 +117,16 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     about.mkdir()
     code.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: pairs-scheme\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text(ENTRIES)
+    offers = tomllib.loads(documented("pyproject.toml"))["project"]["entry-points"]
+    entries = configparser.ConfigParser()
+    entries.read_string(ENTRIES)
+    for group, own in offers.items():
+        entries[group].update(own)
+    with (about / "entry_points.txt").open("w") as file:
+        entries.write(file)
     (code / "__init__.py").write_text("")
-    (code / "reading.py").write_text(READING)
-    (code / "pressing.py").write_text(PRESSING)
+    (code / "reading.py").write_text(documented("pairs_scheme/reading.py") + ODD)
+    (code / "pressing.py").write_text(documented("pairs_scheme/pressing.py") + ODD_PRESSES)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
         found = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]

@@ -235,51 +235,6 @@ def test_weights_are_not_looked_at_before_their_file_is_known_to_be_as_signed(
     assert hashed.is_set()
 
 
-def test_weights_are_tested_while_marks_are_read(
-    make_proof: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made, tested, said = make_proof(), threading.Event(), list[tuple[str, int, int]]()
-
-    def read(*given: Any) -> Any:
-        assert tested.wait(20), "nobody looks at weights meanwhile"
-        time.sleep(0.3)
-        return reading.read(*given)
-
-    def tell(what: str, done: int, total: int) -> None:
-        assert threading.current_thread() is threading.main_thread()
-        said.append((what, done, total))
-        if what == "testing weights":
-            tested.set()
-
-    monkeypatch.setattr("polo.verifier.marks.read", read)
-    verdict = made.verify(listener=tell)
-    assert verdict.outcome is Outcome.ACCEPTED
-    order = [check.name for check in verdict.checks]
-    assert order.index("files") < order.index("mark") < order.index("root")
-    assert {("reading marks", done, 3) for done in (1, 2, 3)} <= {*said}
-
-
-def test_who_breaks_off_waits_for_one_mark_at_most(
-    make_proof: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made, begun, going_on = make_proof(), list[int](), threading.Event()
-
-    def read(*given: Any) -> Any:
-        begun.append(1)
-        assert going_on.wait(20)
-        return reading.read(*given)
-
-    def tell(what: str, *_: int) -> None:
-        if what == "testing weights":
-            threading.Timer(0.2, going_on.set).start()
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr("polo.verifier.marks.read", read)
-    with pytest.raises(KeyboardInterrupt):
-        made.verify(listener=tell)
-    assert len(begun) == 1
-
-
 @pytest.mark.parametrize("name", [checkpoint_path(2), opening_path(2), nonce_path(2)])
 def test_damage_is_found_by_processes_too(make_proof: Callable[..., Any], name: str) -> None:
     made = make_proof()

@@ -1,5 +1,7 @@
 """The marks of a proof: each derived again, and read from its opening or its checkpoint."""
 
+import os
+import threading
 from collections.abc import Callable, Container, Iterator
 
 from polo.checks import Check, Status, problem
@@ -16,6 +18,15 @@ from polo.watermark.schemes import scheme
 from polo.weights.checkpoint import Checkpoint
 from polo.weights.hashing import commit
 
+_FORKING = threading.RLock()
+"""Held while a mark is read and while this process is forked, as by a task that loads data: numbers
+are multiplied by threads of the matrix library, which are no more in the child, and whose lock it
+would hold for ever."""
+
+os.register_at_fork(
+    before=_FORKING.acquire, after_in_parent=_FORKING.release, after_in_child=_FORKING.release
+)
+
 
 class Marks:
     """All marks of a proof, newest to oldest.
@@ -30,6 +41,8 @@ class Marks:
 
     Attributes:
         nonces: The nonces that were found, by shard.
+        total: How many shards there are.
+        done: How many of them are done with.
     """
 
     def __init__(
@@ -46,6 +59,7 @@ class Marks:
         self._sound, self._is_shown = sound, is_shown
         self._threads = threads
         self.nonces: dict[int, Nonce] = {}
+        self.total, self.done = len(manifest.shards), 0
 
     def checks(self) -> Iterator[Check]:
         """What there is to say about every one."""
@@ -56,6 +70,7 @@ class Marks:
             return
         walk = chain.ChainWalk(self._manifest, Ed25519Verifier())
         while (shard := walk.shard) is not None:
+            self.done = self.total - shard
             if not self._is_shown(nonce_path(shard)):
                 walk.skip()
                 continue
@@ -124,7 +139,8 @@ class Marks:
             detail = "what is opened does not belong to the committed weights"
             return Check("mark", Status.FAILED, detail, shard=shard, place=place)
         try:
-            found = read(mark, values)
+            with _FORKING:
+                found = read(mark, values)
         except TermsError as error:
             # The scheme is of a package that the verifier installed: no fault of the prover's.
             walk.skip()

@@ -119,6 +119,8 @@ class _Run:
         self.owners: tuple[Owner, ...] = ()
         self._shown: set[str] | None = None
         self._nonces: dict[int, Nonce] = {}
+        self._reading: walking.Aside[Check] = walking.Aside()
+        self._unheard: OSError | None = None
 
     def checks(self, model: Path | None) -> Iterator[Check]:
         """All checks, in order; what cannot be reached is not checked."""
@@ -168,6 +170,8 @@ class _Run:
         count = len(history.stored(manifest))
         with contextlib.ExitStack() as stack:
             hashers = stack.enter_context(Hashers(layout, count, self._policy.threads))
+            # Who breaks off waits for one mark, and it for no file.
+            stack.callback(self._reading.join)
             checked = files.Files(
                 folder,
                 manifest,
@@ -178,19 +182,31 @@ class _Run:
                 threads=self._policy.threads,
             )
             stack.enter_context(checked)
-            # Files are hashed, marks read and weights tested at the same time; no file is looked at
-            # before it is known to be as signed.
-            reading = self._reading(folder, manifest, carrier, checked)
-            marks = stack.enter_context(contextlib.closing(walking.Aside(reading)))
+            stack.callback(self._reading.leave)
+            marks = Marks(
+                folder,
+                manifest,
+                carrier,
+                sound=checked,
+                is_shown=lambda path: self._shown is None or path in self._shown,
+                threads=self._policy.threads,
+            )
+            self._nonces = marks.nonces
+            # Where there is much to hash, that is done while marks are read and weights tested; no
+            # file is looked at before it is known to be as signed.
+            begin = self._reading.start if hashers.by_processes else self._reading.make
+            begin(self._marks(marks))
             if self._asked():
                 # Levels of effort need the nonces.
-                self._wait_for(marks, manifest)
+                self._wait_for(marks)
             weights = _made(self._about_weights(folder, manifest, carrier, checked, hashers, model))
             yield from checked.checks(self._tell)
             yield from self._structure(manifest)
-            self._wait_for(marks, manifest)
-            yield from marks.found()
+            self._wait_for(marks)
+            yield from self._reading.found()
             yield from weights
+            if self._unheard:
+                raise self._unheard
         yield from self._start(manifest, layout)
         yield from self._remarks(manifest)
         if not self._earlier:
@@ -206,6 +222,9 @@ class _Run:
         model: Path | None,
     ) -> Iterator[Check]:
         """Levels of the registry's, the base, and the weights, or what is delivered of them."""
+        if self._reading.error:
+            # Nothing is said after that.
+            return
         if "receipts" in self.levels and not self._earlier:
             yield from receipts(folder, manifest, sound)
         if "uniqueness" in self.levels and not self._earlier:
@@ -317,35 +336,23 @@ class _Run:
             if not broken:
                 yield Check(rule, Status.PASSED, counted(len(manifest.shards), "shard"))
 
-    def _wait_for(self, marks: walking.Aside[Check], manifest: Manifest) -> None:
-        """Wait until all marks are read, and say so."""
-        total = len(manifest.shards)
-        while not marks.is_done(_WAIT):
-            self._tell("reading marks", min(len(self._nonces), total), total)
+    def _wait_for(self, marks: Marks) -> None:
+        """Wait until all marks are read, and say so; what the listener fails with comes later."""
+        try:
+            while not self._reading.is_done(_WAIT):
+                self._tell("reading marks", marks.done, marks.total)
+        except OSError as error:
+            self._unheard = self._unheard or error
+            self._reading.join()
 
-    def _reading(
-        self,
-        folder: ProofFolder,
-        manifest: Manifest,
-        carrier: Carrier,
-        sound: files.Files,
-    ) -> Iterator[Check]:
-        """Every mark; the nonces that are found are noted."""
+    def _marks(self, marks: Marks) -> Iterator[Check]:
+        """Every mark, where this part of a proof shows any."""
         if self.bundle and self.bundle.kind == "public":
             detail = "the marks were not checked, since a public bundle shows no nonce"
             advice = "Ask the prover for a disclosure, or for the verifier's bundle."
             yield Check("mark", Status.UNDECIDED, detail, advice=advice)
-            return
-        marks = Marks(
-            folder,
-            manifest,
-            carrier,
-            sound=sound,
-            is_shown=lambda path: self._shown is None or path in self._shown,
-            threads=self._policy.threads,
-        )
-        self._nonces = marks.nonces
-        yield from marks.checks()
+        else:
+            yield from marks.checks()
 
     def _weights(
         self,
@@ -382,6 +389,8 @@ class _Run:
             # Closed before the hashers are, whatever happens.
             with contextlib.closing(walk), contextlib.closing(pairs):
                 for done, (one, loaded) in enumerate(pairs):
+                    if self._reading.error:
+                        return
                     self._tell("testing weights", done, len(stored))
                     seen.add(one.number)
                     root = self._root(manifest, one)

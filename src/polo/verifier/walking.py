@@ -5,9 +5,10 @@ GPU: one after the other they take as long as both, side by side as long as the 
 """
 
 import contextlib
+import threading
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -128,38 +129,60 @@ def _side_by_side(
 
 
 class Aside(Generic[_Item]):
-    """Items that are made on a thread of their own, from now on.
+    """Items that are made on a thread of their own.
 
-    Args:
-        items: The items.
+    Attributes:
+        error: What broke them off.
     """
 
-    def __init__(self, items: Iterator[_Item]) -> None:
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
         self._found: list[_Item] = []
         self._left = False
-        self._pool = ThreadPoolExecutor(1)
-        self._coming = self._pool.submit(self._make, items)
+        self._thread: threading.Thread | None = None
+
+    def start(self, items: Iterator[_Item]) -> None:
+        """Make them from now on."""
+        self._thread = threading.Thread(target=self._make, args=(items,), daemon=True)
+        self._thread.start()
+
+    def make(self, items: Iterator[_Item]) -> None:
+        """Make them now, on this thread."""
+        try:
+            self._found.extend(items)
+        except OSError as error:
+            self.error = error
 
     def is_done(self, seconds: float) -> bool:
-        """Whether all are made; waits for so long."""
-        return bool(wait([self._coming], seconds).done)
+        """Whether all are made, or they broke off; waits for so long."""
+        if self._thread:
+            self._thread.join(seconds)
+        return not (self._thread and self._thread.is_alive())
 
     def found(self) -> Iterator[_Item]:
         """All items; what broke them off comes after the last one."""
-        wait([self._coming])
+        self.join()
         yield from self._found
-        self._coming.result()
+        if self.error:
+            raise self.error
 
-    def close(self) -> None:
-        """Leave what is not made; who is interrupted waits for one item at most."""
+    def leave(self) -> None:
+        """Make no more after the one at hand."""
         self._left = True
-        self._pool.shutdown()
+
+    def join(self) -> None:
+        """Wait until all are made, or left."""
+        if self._thread:
+            self._thread.join()
 
     def _make(self, items: Iterator[_Item]) -> None:
-        for item in items:
-            self._found.append(item)
-            if self._left:
-                return
+        try:
+            for item in items:
+                self._found.append(item)
+                if self._left:
+                    return
+        except BaseException as error:
+            self.error = error
 
 
 def _room(size: int, *, shared: bool) -> memoryview:

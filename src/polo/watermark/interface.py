@@ -61,7 +61,8 @@ class Scheme(Protocol):
     ) -> NDArray[np.bool_]:
         """Which bits match, by group and bit.
 
-        The answer must be the same on every machine, and for weights that were made without
+        It may be called on another thread than the main one, while a task tests a model. The answer
+        must be the same on every machine, and for weights that were made without
         knowledge of the mark a bit may match with probability at most one half. A factor that is
         a power of two changes nothing but rounding: who looks for marks brings groups to one size.
 
