@@ -132,7 +132,7 @@ def test_adapters_are_planned_as_they_are_enrolled_and_small_blocks_advised(
     assert run("validate", tmp_path / "adapter.safetensors", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert {item["blocks"] for item in found["tensors"]} == {8 * 128 // 256}
-    assert (found["advised"]["scheme"], found["advised"]["block"]) == ("signed", 64)
+    assert (found["advised"]["scheme"], found["advised"]["block"]) == ("ednn", 64)
     order = ("validate", tmp_path / "adapter.safetensors", "--block", "64", "--json")
     assert run(*order) == 0
     found = json.loads(capsys.readouterr().out)

@@ -64,6 +64,9 @@ REFUSED_BY = {
 }
 """Checks that must be among those that refuse an attack; all others end at a segment."""
 
+DEAR = "swallowed copies, 36% of a batch"
+"""What may pass, for more than half of the steps."""
+
 OPEN = {
     "labels that the loss leaves out, by rounding": "it names another machine, and is left open",
     "labels that the loss leaves out, all but 4 places": "the same",
@@ -127,12 +130,16 @@ def test_what_a_forger_trains_is_accepted(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
-def test_no_attack_is_accepted(make: Callable[..., Case], attack: Any, tmp_path: Path) -> None:
+def test_no_cheap_attack_is_accepted(
+    make: Callable[..., Case], attack: Any, tmp_path: Path
+) -> None:
     case = make()
     attempt = run(attack, case, tmp_path)
     found = judge(case, attempt, tmp_path / "answer")
     if attack.name in OPEN:
         assert found.outcome == "undecided" or attempt.gradient_steps >= case.steps
+    elif attack.name == DEAR:
+        assert attempt.gradient_steps > case.steps / 2
     else:
         assert found.outcome == "rejected"
         assert REFUSED_BY.get(attack.name, {"replay/segment"}) <= set(found.faults)
