@@ -74,6 +74,10 @@ class Files:
             return False
         return all(one.exception() is None for one in self._outcomes.get(path, ()))
 
+    def wait(self) -> None:
+        """Wait until all are hashed, and no thread is left."""
+        self._pool.shutdown()
+
     def close(self) -> None:
         """Hash no more; who is interrupted does not wait for files that have not begun."""
         self._pool.shutdown(cancel_futures=True)

@@ -194,8 +194,11 @@ class _Run:
             self._nonces = marks.nonces
             # Where there is much to hash, that is done while marks are read and weights tested; no
             # file is looked at before it is known to be as signed.
-            begin = self._reading.start if hashers.by_processes else self._reading.make
-            begin(self._marks(marks))
+            if hashers.by_processes:
+                self._reading.start(self._marks(marks))
+            else:
+                self._reading.make(self._marks(marks))
+                checked.wait()
             if self._asked():
                 # Levels of effort need the nonces.
                 self._wait_for(marks)
