@@ -12,7 +12,9 @@ from polo.evidence.progress.judgement import judge
 from polo.evidence.progress.rules import Rules
 from polo.evidence.progress.survey import Findings, ShardFigures
 from polo.evidence.replay.challenge import escape
+from polo.verifier import hashers
 from polo.verifier.verdict import Verdict
+from polo.weights import sharing
 
 VOID = {"meta", "br"}
 EVERYTHING = ("chain", "progress", "replay")
@@ -197,3 +199,11 @@ def effort_verdict(
 def _effort_verdict() -> Callable[..., Verdict]:
     """Makes verdicts with levels of effort."""
     return effort_verdict
+
+
+@pytest.fixture
+def hashed_by_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However little there is to hash, it counts as much."""
+    monkeypatch.setattr(sharing, "LARGE", 1)
+    monkeypatch.setattr("polo.verifier.files.LARGE", 1)
+    monkeypatch.setattr(hashers, "MUCH", 1)

@@ -36,12 +36,7 @@ SIZE = 3 * 2**20
 LAYOUT = Layout(CHUNK_BYTES, (Tensor("w", "F32", (SIZE // 4,)),), ())
 
 
-@pytest.fixture(autouse=True)
-def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes hash whatever there is."""
-    monkeypatch.setattr(sharing, "LARGE", 1)
-    monkeypatch.setattr("polo.verifier.files.LARGE", 1)
-    monkeypatch.setattr(hashers, "MUCH", 1)
+pytestmark = pytest.mark.usefixtures("hashed_by_processes")
 
 
 @pytest.fixture

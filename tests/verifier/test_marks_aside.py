@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from polo.protocol.records import File
-from polo.storage.folder import ProofFolder, checkpoint_path, opening_path
+from polo.storage.folder import ProofFolder, opening_path
 from polo.verifier import Outcome, Policy, Status, hashers, verification
 from polo.watermark import reading
-from polo.weights import sharing
 
 FORKING = """
 import faulthandler, importlib.util, os, sys
@@ -51,12 +50,7 @@ print(verdict.outcome.name)
 """
 
 
-@pytest.fixture(autouse=True)
-def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is always much to hash."""
-    monkeypatch.setattr(sharing, "LARGE", 1)
-    monkeypatch.setattr("polo.verifier.files.LARGE", 1)
-    monkeypatch.setattr(hashers, "MUCH", 1)
+pytestmark = pytest.mark.usefixtures("hashed_by_processes")
 
 
 @pytest.fixture
@@ -215,12 +209,12 @@ def test_who_breaks_off_waits_for_no_file_that_a_mark_waits_for(
     make_proof: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, check_file = make_proof(epochs=8), ProofFolder.check_file
-    # Without its opening a mark waits for the checkpoint, whose turn comes last.
-    (made.path / opening_path(8)).unlink()
+    # Without its opening a mark waits for the checkpoint, and the oldest one's turn comes last.
+    (made.path / opening_path(1)).unlink()
 
     def slow(own: ProofFolder, file: File, *given: Any) -> None:
         if file.path.startswith("checkpoints"):
-            time.sleep(0.4 if file.path == checkpoint_path(8) else 1.0)
+            time.sleep(1.0)
         check_file(own, file, *given)
 
     def tell(what: str, *_: int) -> None:
@@ -235,7 +229,6 @@ def test_who_breaks_off_waits_for_no_file_that_a_mark_waits_for(
     assert not threads()
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="nobody forks here")
 def test_a_task_that_forks_finds_no_product_half_done(make_proof: Callable[..., Any]) -> None:
     made = make_proof(epochs=4)
     shared, key = Path(__file__).parents[1] / "conftest.py", made.issuer.public_key.hex()
