@@ -51,6 +51,18 @@ def registry(alice: polo.Identity) -> Iterator[Any]:
 
 
 @pytest.fixture
+def leave(registry: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Makes the registry go away: until then its receipts are waited for, and no longer after."""
+    monkeypatch.setattr("polo.prover.receiving.GRACE", 60.0)
+
+    def stop() -> None:
+        monkeypatch.setattr("polo.prover.receiving.GRACE", 0.1)
+        registry.stop()
+
+    return stop
+
+
+@pytest.fixture
 def enrolled(
     registry: Any, task: Any, alice: polo.Identity, tmp_path: Path
 ) -> Callable[..., LiveEnrolment]:

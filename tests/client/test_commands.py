@@ -34,13 +34,12 @@ def key(alice: polo.Identity, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def cut_off(registry: Any, enrolled: Enrol, train: Train, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cut_off(registry: Any, enrolled: Enrol, train: Train, leave: Callable[[], None]) -> Path:
     """A proof whose run ended while the registry was away."""
-    monkeypatch.setattr("polo.prover.receiving.GRACE", 0.1)
 
     def each(epoch: int, prover: polo.Prover) -> None:
         if epoch == 1:
-            registry.stop()
+            leave()
 
     with pytest.warns(polo.ReceiptWarning):
         proof = train(enrolled(), epochs=3, each=each, wait=0.2)

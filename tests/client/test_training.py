@@ -136,14 +136,12 @@ def test_training_stops_by_choice_and_goes_on_later(
 
 
 def test_the_last_receipt_does_not_come(
-    registry: Any, enrolled: Enrol, train: Train, task: Any, monkeypatch: pytest.MonkeyPatch,
+    registry: Any, enrolled: Enrol, train: Train, task: Any, leave: Callable[[], None],
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("polo.prover.receiving.GRACE", 0.1)
-
     def each(epoch: int, prover: polo.Prover) -> None:
         if epoch == 1:
-            registry.stop()
+            leave()
 
     with pytest.warns(ReceiptWarning) as told:
         proof = train(enrolled(), epochs=3, each=each, wait=0.3)
