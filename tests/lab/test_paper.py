@@ -103,7 +103,7 @@ def test_the_headline_comes_first() -> None:
 
 
 def test_ours_stands_beside_the_papers() -> None:
-    [table, _] = fidelity.tables(Recording([plain_line(), fidelity_line()]))
+    [table, *_] = fidelity.tables(Recording([plain_line(), fidelity_line()]))
     [row] = table.rows
     cells = dict(zip(table.head, row, strict=True))
     assert cells["less plain"] == "-0.2"
@@ -112,6 +112,23 @@ def test_ours_stands_beside_the_papers() -> None:
     assert cells["the paper's |s|"] == "37.6 %"
     assert cells["of bare tests"] == "1.20 ×"
     assert cells["η by training alone"] == "85.0 %"
+
+
+def test_marks_that_are_pressed_more_seldom_stand_after_the_usual_ones_and_nowhere_else() -> None:
+    usual = fidelity_line()
+    seldom = replace(
+        fidelity_line(reached=[0.7, 0.8], accuracy=0.9), settings={**usual.settings, "every": 8}
+    )
+    [table, _, paces] = fidelity.tables(Recording([plain_line(), usual, seldom]))
+    assert len(table.rows) == 1
+    first, second = (dict(zip(paces.head, row, strict=True)) for row in paces.rows)
+    every = "pressed every … steps"
+    assert (first[every], first["less plain"]) == ("1", "-0.2")
+    assert (second[every], second["less plain"]) == ("8", "-5.0")
+    assert second["η by training alone, median and range"] == "75.0 % (70.0 to 80.0)"
+    assert "points are lost" not in told(fidelity=Recording([plain_line(), usual, seldom]))
+    made = [unit for unit in fidelity.units(False) if "every" in unit]
+    assert [unit["scheme"] for unit in made] == ["ednn", "riga", "fedipr-kernel"]
 
 
 def test_what_does_not_hold_in_the_paper_is_said() -> None:
@@ -126,10 +143,10 @@ def test_what_does_not_hold_in_the_paper_is_said() -> None:
 
 def test_times_are_compared_with_those_of_as_busy_a_machine() -> None:
     shared = replace(fidelity_line(), workers=4)
-    [table, _] = fidelity.tables(Recording([plain_line(), shared]))
+    [table, *_] = fidelity.tables(Recording([plain_line(), shared]))
     cells = dict(zip(table.head, table.rows[0], strict=True))
     assert (cells["less plain"], cells["of plain"]) == ("-0.2", "–")
-    [table, _] = fidelity.tables(Recording([fidelity_line()]))
+    [table, *_] = fidelity.tables(Recording([fidelity_line()]))
     cells = dict(zip(table.head, table.rows[0], strict=True))
     assert (cells["less plain"], cells["of plain"]) == ("–", "–")
 
@@ -158,7 +175,7 @@ def test_a_run_that_could_not_be_compiled_is_seen() -> None:
     recording = Recording([plain_line(), eager])
     assert "in 1 of 2 runs of fidelity" in told(fidelity=recording)
     assert told(fidelity=recording).endswith("RuntimeError: no compiler")
-    [table, _] = fidelity.tables(recording)
+    [table, *_] = fidelity.tables(recording)
     assert dict(zip(table.head, table.rows[0], strict=True))["compiled"] == "no"
 
 
@@ -190,7 +207,7 @@ def test_nothing_is_said_that_lines_do_not_show() -> None:
 
 def test_what_was_not_run_is_said_before_anything_else(tmp_path: Path) -> None:
     text = "\n".join(page.sections(tmp_path))
-    assert "- fidelity: 0 of 109 runs; shard rate" in text
+    assert "- fidelity: 0 of 112 runs; shard rate" in text
     assert "attack-curves: " not in text.split("### What does not hold")[0], "the same lines"
 
 
@@ -316,7 +333,7 @@ def test_runs_without_the_edit_are_not_set_beside_a_method_that_has_it() -> None
 
 
 def test_that_the_paper_has_a_finishing_step_is_said() -> None:
-    [table, _] = fidelity.tables(Recording([fidelity_line()]))
+    [table, *_] = fidelity.tables(Recording([fidelity_line()]))
     assert "its perturbation δW" in table.words
     assert "the paper's δW" in told(fidelity=Recording([fidelity_line()]))
 

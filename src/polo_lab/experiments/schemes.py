@@ -239,10 +239,11 @@ def _large(quick: bool) -> Iterable[Settings]:
             schemes=["fedipr"],
             bits=[size],
             loads=[least],
-            strengths=(0.01, 0.03),
+            strengths=(0.01, 0.03, 0.003),
             budgets=[SMALLER],
             seeds=1,
         )
+    more += units(tasks=tasks, schemes=[DENSE], bits=bits, seeds=1)
     return [*found, *(unit for unit in more if unit not in found)]
 
 

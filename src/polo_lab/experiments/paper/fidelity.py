@@ -7,7 +7,7 @@ from typing import Any
 from polo_lab.experiments.experiment import Bench, Experiment, Measured
 from polo_lab.experiments.lines import Line, Recording, Settings
 from polo_lab.experiments.paper import published
-from polo_lab.experiments.paper.cells import at_once, part, percent, points, ratio, seconds
+from polo_lab.experiments.paper.cells import at_once, part, percent, points, ratio, seconds, span
 from polo_lab.experiments.paper.pairs import GRID, HEADLINE, LONG, PAIRS, QUICK
 from polo_lab.experiments.paper.subject import (
     NONE,
@@ -29,7 +29,12 @@ PAPER = {"fedipr-kernel": "fedipr"}
 """FedIPR's marks lie in norm scales, of which few models have 8192; where they do not, its other
 form, in kernels, stands beside."""
 
+PACED = SCHEMES[:3]
+"""Schemes that are pressed more seldom, too: those that fit the headline at the largest size."""
+
 BITS = (2048, 1024, 512)
+PACE = 8
+"""Steps from press to press, beside one in every step: what makes marks cheap on a GPU."""
 
 
 def units(quick: bool) -> Iterable[Settings]:
@@ -46,6 +51,9 @@ def units(quick: bool) -> Iterable[Settings]:
         yield _unit(pair, NONE, 0, PAIRS[pair].epochs)
         for scheme in SCHEMES:
             yield _unit(pair, scheme, BITS[0], PAIRS[pair].epochs)
+        if pair == HEADLINE:
+            for scheme in PACED:
+                yield {**_unit(pair, scheme, BITS[0], PAIRS[pair].epochs), "every": PACE}
     # The smaller sizes of a pair are neighbours, so that they share a bench and its compiled loop.
     for pair, bits, scheme in itertools.product(GRID, BITS[1:], SCHEMES):
         yield _unit(pair, scheme, bits, PAIRS[pair].epochs)
@@ -60,7 +68,7 @@ def measure(settings: Settings, bench: Bench) -> Measured:
     subject = subject_of(settings, bench)
     if settings["scheme"] == NONE:
         return _plainly(subject)
-    marking = Marking(settings["scheme"], settings["bits"])
+    marking = Marking(settings["scheme"], settings["bits"], every=settings.get("every"))
     return _judged(train_marked(subject, marking, bench.folder / "proof"))
 
 
@@ -109,11 +117,16 @@ def wrong(line: Line) -> str:
     return "" if line.figures.get("accepted", True) else "an honest proof was not accepted"
 
 
-def rows(recording: Recording) -> Iterator[dict[str, Any]]:
-    """Values of all marked runs, with those of the plain run of the same seed under `plain`."""
+def rows(recording: Recording, *, paced: bool = False) -> Iterator[dict[str, Any]]:
+    """Values of marked runs, with those of the plain run of the same seed under `plain`.
+
+    Args:
+        recording: The lines.
+        paced: Those that are pressed more seldom than their scheme usually is, and not the others.
+    """
     plain = {_place(line): line for line in recording.done if line.settings["scheme"] == NONE}
     for line in recording.done:
-        if line.settings["scheme"] != NONE:
+        if line.settings["scheme"] != NONE and paced == ("every" in line.settings):
             beside = plain.get(_place(line))
             yield {**line.values, "at_once": at_once(line), "plain": _beside(line, beside)}
 
@@ -165,6 +178,39 @@ def tables(recording: Recording) -> Iterator[Table]:
         ),
         [_plain(line) for line in recording.done if line.settings["scheme"] == NONE],
     )  # fmt: skip
+    yield _paces(recording)
+
+
+_PACES = """\
+A press costs time, and one in every k-th step a k-th of it. It is then k times as strong, so that a
+mark gets as much of a push. *Embedding* is what presses took of the loop's own time."""
+
+
+def _paces(recording: Recording) -> Table:
+    """Runs that are pressed more seldom, each after the one that is pressed as usual."""
+    usual = {_marks(row): row for row in rows(recording)}
+    cells = []
+    for row in rows(recording, paced=True):
+        pairs = [(1, usual[_marks(row)])] if _marks(row) in usual else []
+        for every, own in [*pairs, (row["every"], row)]:
+            plain = own["plain"]
+            cells.append((
+                own["pair"], own["scheme"], str(own["bits"]), str(own["epochs"]), str(every),
+                percent(own["shard_rate"]), span(own["reached"]), percent(own["accuracy"], 2),
+                points(own["accuracy"] - plain["accuracy"] if plain else None), own["at_once"],
+                seconds(own["training"]), seconds(own["embedding"]),
+                ratio(own["training"] - own["tests"], plain.get("training")),
+            ))  # fmt: skip
+    head = (
+        "pair", "scheme", "bits", "epochs", "pressed every … steps", "|s|",
+        "η by training alone, median and range", "accuracy", "less plain", "at once", "training",
+        "embedding", "of plain",
+    )  # fmt: skip
+    return Table("Marks that are pressed more seldom", head, cells, _PACES)
+
+
+def _marks(row: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[name] for name in ("pair", "scheme", "bits", "epochs", "seed"))
 
 
 def _plain(line: Line) -> tuple[str, ...]:

@@ -111,6 +111,8 @@ class Marking:
         finish: Whether what training has not pressed yet may be turned by a last edit, which
             stands for the paper's δW. Without δW, the paper says, shards take 2 to 4 times as long.
         strength: λ; None for the scheme's own.
+        every: A mark is pressed in every so many steps, that much harder; None for the scheme's own
+            pace.
     """
 
     scheme: str
@@ -118,6 +120,7 @@ class Marking:
     embed: float = 0.99
     finish: bool = True
     strength: float | None = None
+    every: int | None = None
 
     def terms(self, task: Task) -> Terms:
         """Terms of level chain."""
@@ -128,6 +131,7 @@ class Marking:
             embed=self.embed,
             budget=None if self.finish else _NO_EDIT,
             strength=self.strength,
+            every=self.every,
             fewest_shards=1,
             shards=SHARDS,
         )
