@@ -70,9 +70,9 @@ class Case:
 
 
 _CASES = [
-    Case("SGD with momentum", EVERY, 400, _OVERHEAD, most=800),
+    Case("SGD with momentum", EVERY, 400, _OVERHEAD, most=600),
     Case("SGD with momentum", EVERY, 200, whole=True),
-    Case("AdamW", EVERY, 25),
+    Case("AdamW", EVERY, 100),
 ]
 # Elsewhere steps are too small to tell how often is too often.
 _ON_GPU = [

@@ -21,6 +21,7 @@ _MODULES = {
     "effort-tolerance": "effort",
     "effort-resnet18": "effort",
     "escapes": "escapes",
+    "exactness": "exactness",
     "schemes": "schemes",
     "schemes-resnet18": "schemes",
 }

@@ -10,6 +10,7 @@ from polo_lab.experiments import (
     catalogue,
     effort_report,
     escapes,
+    exactness,
     lines,
     llm_report,
     schemes_report,
@@ -73,6 +74,7 @@ def _effort(results: Path) -> list[str]:
     for name, recording in found.items():
         parts += effort_report.sections(name, recording)
     parts += escapes.sections(lines.read(lines.path_of("escapes", results)))
+    parts += exactness.sections(lines.read(lines.path_of("exactness", results)))
     parts += effort_report.attacks(list(found.values()))
     return parts
 

@@ -43,6 +43,7 @@ def units(quick: bool) -> Iterable[Settings]:
         yield _unit(QUICK, NONE, 0, PAIRS[QUICK].epochs)
         for scheme in ("ednn", "fedipr"):
             yield _unit(QUICK, scheme, 128, PAIRS[QUICK].epochs)
+        yield {**_unit(QUICK, PACED[0], 128, PAIRS[QUICK].epochs), "every": PACE}
         return
     yield _unit(HEADLINE, NONE, 0, LONG)
     for scheme in SCHEMES:
