@@ -75,12 +75,17 @@ class Fickle(PairsPress):
     def gradient(self, values):
         if Fickle.mood == "bad":
             raise ValueError("no slope today")
-        return super().gradient(values)
+        found = super().gradient(values)
+        return {"flat": found.ravel(), "nothing": None}.get(Fickle.mood, found)
 
     def finish(self, values):
         if Fickle.mood == "bad at the end":
             raise KeyError("budget")
-        return super().finish(values)
+        if Fickle.mood == "greedy":
+            values.zero_()
+        found = super().finish(values)
+        spoilt = {"flat at the end": found.ravel(), "spoilt at the end": found / 0}
+        return spoilt.get(Fickle.mood, found)
 """
 ENTRIES = """
 [polo.schemes]
@@ -226,7 +231,14 @@ def test_a_scheme_that_fails_to_read_is_named_and_nothing_is_decided(
 
 @pytest.mark.parametrize(
     ("mood", "why"),
-    [("bad", "ValueError: no slope today"), ("bad at the end", "KeyError: 'budget'")],
+    [
+        ("bad", "ValueError: no slope today"),
+        ("bad at the end", "KeyError: 'budget'"),
+        ("flat", r"gradient\(\) returned a tensor of \(\d+,\), and not of \(\d+, 256\)"),
+        ("nothing", r"gradient\(\) returned NoneType, and not a tensor"),
+        ("flat at the end", r"finish\(\) returned a tensor of"),
+        ("spoilt at the end", r"finish\(\) returned numbers that are not finite"),
+    ],
 )
 def test_a_press_that_fails_under_way_names_its_package(
     mood: str, why: str, monkeypatch: pytest.MonkeyPatch, make_proof: Callable[..., Any]
@@ -238,6 +250,17 @@ def test_a_press_that_fails_under_way_names_its_package(
         make_proof(task=Digits(), epochs=1, terms={"scheme": "fickle", "strength": 0.0})
     assert BLAMED in caught.value.message
     assert "pairs-scheme" in caught.value.advice
+
+
+def test_a_press_that_writes_over_what_it_is_given_does_no_harm(
+    monkeypatch: pytest.MonkeyPatch, make_proof: Callable[..., Any]
+) -> None:
+    import pairs_scheme.pressing
+
+    monkeypatch.setattr(pairs_scheme.pressing.Fickle, "mood", "greedy")
+    made = make_proof(task=Digits(), epochs=1, terms={"scheme": "fickle", "strength": 0.0})
+    # An edit that makes all weights zero is a whole one, and beyond any budget.
+    assert not made.proof.shards
 
 
 def test_no_package_is_blamed_for_what_is_built_in(monkeypatch: pytest.MonkeyPatch) -> None:

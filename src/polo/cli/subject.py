@@ -3,10 +3,10 @@
 import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from polo.cli.tasks import load_task
-from polo.errors import StoreError, TermsError, WeightsError
+from polo.errors import PoloError, StoreError, TaskError, TermsError, WeightsError
 
 if TYPE_CHECKING:
     import torch
@@ -104,7 +104,7 @@ class Subject:
 
         task, net = self.task, self.net
         if task is not None and net is not None:
-            return hardness(net, terms, evaluate=lambda: task.evaluate(net))
+            return hardness(net, terms, evaluate=lambda: _blaming(task, "evaluate", net))
         assert self.file is not None
         with FileCheckpoint.any(self.file) as checkpoint:
             return edits(checkpoint, terms)
@@ -137,7 +137,7 @@ def subject_of(file: Path | None, task: str | None, model: Path | None) -> Subje
         _check_file(file)
         return Subject(read_header(file)[0], None, None, file)
     known = load_task(task)
-    net = trained(known, model) if model else known.build_model()
+    net = trained(known, model) if model else _built(known)
     return Subject(checkpoint_of(net).layout, known, net, model)
 
 
@@ -148,7 +148,7 @@ def trained(task: "Task", file: Path) -> "torch.nn.Module":
     from polo.weights.files import FileCheckpoint
     from polo.weights.loading import load_into
 
-    model = task.build_model()
+    model = _built(task)
     _check_file(file)
     with FileCheckpoint.any(file) as checkpoint:
         try:
@@ -162,9 +162,29 @@ def trained(task: "Task", file: Path) -> "torch.nn.Module":
     return model
 
 
+def _built(task: "Task") -> "torch.nn.Module":
+    """A task's model, untrained."""
+    model: torch.nn.Module = _blaming(task, "build_model")
+    return model
+
+
+def _blaming(task: "Task", name: str, *arguments: object) -> Any:
+    """What a task's own function returns; what it raises is the task's fault, and said so."""
+    try:
+        return getattr(task, name)(*arguments)
+    except PoloError:
+        raise
+    except Exception as error:
+        raise TaskError(
+            f"the task {task.name!r} fails in {name}(): {type(error).__name__}: {error}",
+            advice="Mend the task, or ask those who offer it.",
+        ) from error
+
+
 def _check_file(file: Path) -> None:
-    """Say what to do where somebody gives a folder, or a task's name, for a file."""
+    """Say what to do where somebody gives something else for a file of weights."""
     from polo import tasks
+    from polo.weights.formats import format_of, pickle_refusal
 
     if file.is_dir():
         raise StoreError(
@@ -179,3 +199,5 @@ def _check_file(file: Path) -> None:
             place=str(file),
             advice=meant or "Give a model as safetensors, or a task: polo validate --task digits.",
         )
+    if format_of(file) == "pickle":
+        raise pickle_refusal(file)

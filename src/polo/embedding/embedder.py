@@ -100,7 +100,7 @@ class Embedder:
         with self._blaming():
             if unmarked is not None and self._watching:
                 self._watching.watch(values, unmarked)
-            gradient = self._press.gradient(values)
+            gradient = _like(values, self._press.gradient(values), "gradient()")
         if not isinstance(scale, float) or scale != 1.0:
             gradient = gradient * scale
         self._placement.add_to_gradients(gradient)
@@ -140,7 +140,9 @@ class Embedder:
         before = self._placement.gather(torch.float64).cpu()
         # What the parameters' own type keeps of the edit is what counts.
         with self._blaming():
-            wanted = self._press.finish(before)
+            wanted = _like(before, self._press.finish(before.clone()), "finish()")
+            if not bool(wanted.isfinite().all()):
+                raise ValueError("finish() returned numbers that are not finite")
         after = self._placement.rounded(wanted)
         # By group, as the budget goes: with a dense key single blocks may be all zero.
         edit = self._norms(after - before) / self._norms(before).clamp(min=1e-300)
@@ -170,3 +172,13 @@ class Embedder:
 
     def _read(self, values: torch.Tensor) -> Reading:
         return readings.read(self.mark, values.cpu().numpy())
+
+
+def _like(values: torch.Tensor, found: object, what: str) -> torch.Tensor:
+    """What a press returned for these weights, if it can be that."""
+    shape = tuple(values.shape)
+    if not isinstance(found, torch.Tensor):
+        raise TypeError(f"{what} returned {type(found).__name__}, and not a tensor of {shape}")
+    if found.shape != values.shape:
+        raise ValueError(f"{what} returned a tensor of {tuple(found.shape)}, and not of {shape}")
+    return found

@@ -169,4 +169,5 @@ def _relative(claimant: Claimant, last: Checkpoint, found: FoundModel) -> float 
             own = floats(last, at, start, stop).astype(np.float64)
             apart += float(np.square(there - own).sum())
             norm += float(np.square(own).sum())
-    return math.sqrt(apart / norm) if norm else None
+    # NaN and infinity are no distance.
+    return math.sqrt(apart / norm) if norm and math.isfinite(apart) else None

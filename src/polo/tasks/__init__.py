@@ -68,7 +68,8 @@ def _import(path: str) -> object:
     except (ImportError, AttributeError, ValueError) as error:
         raise TaskError(
             f"the task {path!r} cannot be loaded: {error}",
-            advice="Install what it needs, or verify with --accuracy none.",
+            advice="Is that its name? Install what it needs. Who verifies can do without: "
+            "--accuracy none.",
         ) from error
     return found() if isinstance(found, type) else found
 

@@ -219,7 +219,7 @@ class SchemeConformance(Subject):
         return float(self.right(mark, values).sum()) / terms.scheme.bits
 
     def test_its_defaults_make_terms(self) -> None:
-        """Terms made of its defaults hold, and a mark that was just sealed verifies by them."""
+        """Terms made of its defaults hold, and have its size and load."""
         terms = self.terms()
         terms.check()
         usual = schemes.scheme(self.scheme).defaults
