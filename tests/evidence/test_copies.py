@@ -2,7 +2,9 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -391,6 +393,37 @@ def test_a_state_astray_leaves_no_draw_passed(
     verdict = lean.verify(*asked)
     assert verdict.outcome is Outcome.REJECTED
     assert not named(verdict, "draw")
+
+
+@pytest.mark.parametrize(
+    ("widths", "share", "forgiven", "start", "status"),
+    [
+        ([1.0, 0.4, 0.2], None, False, "derived", Status.PASSED),
+        ([1.0, 0.3, 0.1], None, False, "derived", Status.FAILED),
+        ([0.3], None, False, "free", Status.UNDECIDED),
+        ([0.9], 0.36, False, "derived", Status.PASSED),
+        # Neither alone leaves less than half of the work.
+        ([0.8], 0.36, False, "derived", Status.FAILED),
+        ([0.8], 0.65, True, "derived", Status.PASSED),
+        ([0.7], 0.65, True, "derived", Status.FAILED),
+    ],
+)
+def test_silent_units_and_copies_together_must_leave_half_of_the_work(
+    widths: list[float], share: float | None, forgiven: bool, start: str, status: Status,
+    lean: Any, recipe_of: Callable[..., Any],
+) -> None:  # fmt: skip
+    terms = replace(lean.manifest.terms, start=replace(lean.manifest.terms.start, kind=start))
+    teaching = Teaching(terms, recipe_of())
+    if share is not None:
+        teaching.compare(Place(1, 0), SimpleNamespace(share=share, families=[], tried=0))
+    if forgiven:
+        passed = Check("segment", Status.PASSED, "", figures={"distance": 0, "allowed": 0.01})
+        teaching.judged(Place(1, 0), passed)
+    for width in widths:
+        teaching.measure(width)
+    [found] = [check for check in teaching.checks() if check.name == "width"]
+    assert found.status is status
+    assert bool(found.advice) == (status is not Status.PASSED)
 
 
 @pytest.mark.parametrize(("effect", "status"), [(2e-4, Status.PASSED), (1e-4, Status.FAILED)])

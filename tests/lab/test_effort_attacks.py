@@ -26,7 +26,7 @@ from polo_lab.attacks.effort.grinding import fit
 from polo_lab.attacks.effort.idling import Idling
 from polo_lab.attacks.effort.inflation import Inflation
 from polo_lab.attacks.effort.interpolation import Interpolation
-from polo_lab.attacks.effort.loudness import LoudSamples
+from polo_lab.attacks.effort.loudness import HighRate, LoudSamples
 from polo_lab.attacks.effort.masking import Masking
 from polo_lab.attacks.effort.reuse import Reuse
 from polo_lab.attacks.effort.silence import SilentSamples, SwallowedCopies
@@ -73,6 +73,7 @@ OPEN = {
     "tiny subset of 16, varied copies": "half of a batch may be copies, and all was trained",
     "tiny subset of 16, relabelled copies": "the same",
     "loud samples, 3%": "the tiny task refuses nothing, and all of it was trained",
+    "a rate that silences units": "the tiny task's units live on, and all of it was trained",
 }
 """Attacks that are not refused as lies, and why."""
 
@@ -327,7 +328,18 @@ def test_shared_rows_come_out_as_if_each_had_been_passed(tmp_path: Path) -> None
     assert ends[0].isfinite().all()
 
 
-def test_a_network_that_fell_silent_is_noted(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_network_that_a_high_rate_made_smaller_is_refused(tmp_path: Path) -> None:
+    case = Key("digits-mlp", "adam", "cosine", 3).case(tmp_path / "case")
+    attempt = run(HighRate(), case, tmp_path)
+    assert attempt.gradient_steps < 0.5 * case.steps
+    found = judge(case, attempt, tmp_path / "answer")
+    assert found.faults == ("replay/width",), "nothing else is wrong with it"
+    assert found.accuracy is not None
+    assert found.accuracy > 0.9
+
+
+def test_loud_samples_silence_a_network(tmp_path: Path) -> None:
     case = Key("digits-mlp", "momentum", "constant", 11).case(tmp_path / "case")
     forgery = LoudSamples(75.0, 0.03).begun(case, tmp_path / "proof")
     first = forgery.begin()

@@ -27,7 +27,6 @@ class Replayed:
         sealings: The checks of sealings.
         data: The check of the samples that were shown, if there is one.
         draw: The check that sums them up, if it came so far.
-        width: The check of how much of the network is still trained, if there is one.
     """
 
     records: dict[int, Check]
@@ -35,7 +34,6 @@ class Replayed:
     sealings: tuple[Check, ...]
     data: Check | None
     draw: Check | None
-    width: Check | None = None
 
     @classmethod
     def of(cls, checks: Iterable[Check]) -> "Replayed":
@@ -50,9 +48,8 @@ class Replayed:
         sealings = sorted(named.get("sealing", ()), key=lambda check: check.shard)
         draw = next((check for check in named.get("draw", ()) if "run" in check.figures), None)
         records = {check.shard: check for check in known if check.shard}
-        data, width = (next(iter(named.get(name, ())), None) for name in ("data", "width"))
-        ordered = dict(sorted(records.items()))
-        return cls(ordered, tuple(segments), tuple(sealings), data, draw, width)
+        data, ordered = next(iter(named.get("data", ())), None), dict(sorted(records.items()))
+        return cls(ordered, tuple(segments), tuple(sealings), data, draw)
 
     @property
     def total(self) -> int:
@@ -85,12 +82,6 @@ class Replayed:
     def single(self) -> float | None:
         """Chance that who faked a single segment, no large move, escaped."""
         return figure(self.draw, "escape_single")
-
-    @property
-    def narrow(self) -> float | None:
-        """Part of the weights that is still trained, where that is little; None else."""
-        noted = self.width is not None and self.width.status is Status.NOTE
-        return figure(self.width, "width") if noted else None
 
     @property
     def grown(self) -> tuple[int, int] | None:

@@ -106,7 +106,6 @@ def gaps(
     *,
     whole: float | None = None,
     witnessed: bool = True,
-    narrow: float | None = None,
 ) -> Iterator[tuple[str, str]]:
     """What the levels together do not show: pairs of a level and what it leaves open.
 
@@ -116,7 +115,6 @@ def gaps(
         single: Chance that a single faked segment escaped the draw of level replay.
         whole: Chance that a whole faked shard escaped, where shards were drawn from as they came.
         witnessed: Whether others than the registry saw its log, where receipts were asked for.
-        narrow: Part of the weights that was still trained at the end, where that is little.
     """
     if "replay" in levels and start in _STARTS:
         yield "replay", _STARTS[start]
@@ -131,9 +129,6 @@ def gaps(
     if "replay" in levels and single:
         words = "every segment: a single one that was faked, and is not among the largest moves, "
         yield "replay", f"{words}escapes with probability {probability(single)}"
-    if "replay" in levels and narrow is not None:
-        words = "that the whole network was trained to the end: a batch moved "
-        yield "replay", f"{words}{narrow:.0%} of the weights that it moved at first"
     if "replay" in levels and "receipts" not in levels:
         yield "chain", "when it was trained: there are no receipts"
 

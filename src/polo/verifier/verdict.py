@@ -212,7 +212,6 @@ class Verdict:
             replayed.single,
             whole=replayed.whole,
             witnessed=witnessed,
-            narrow=replayed.narrow,
         )
         return list(found)
 

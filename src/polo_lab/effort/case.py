@@ -100,33 +100,39 @@ class Case:
         """Optimizer steps that an honest run takes: what attacks are compared with."""
         return self.plan.steps(self.samples)
 
-    def enrol(self, who: str, columns: Mapping[str, np.ndarray] | None = None) -> Enrolled:
+    def enrol(
+        self,
+        who: str,
+        columns: Mapping[str, np.ndarray] | None = None,
+        plan: Plan | None = None,
+    ) -> Enrolled:
         """Enrol somebody under the case's terms.
 
         Args:
             who: A name; each has a key, nonces and salts of its own.
             columns: The data to commit to; by default the task's.
+            plan: The plan that was agreed on with them, if it is another one.
         """
         drawing, key = self._drawing(who), self._identity(who)
         source = DataSource(columns or self.columns, secret=drawing.bytes(32))
-        terms = self.terms(source.root)
+        terms = self.terms(source.root, plan)
         commitment, drawn = nonces.draw(terms.shards.most, drawing.bytes)
         record = Enrolment(terms, key.public_key, commitment, 1_700_000_000, self.issuer.public_key)
         return Enrolled(key, OfflineEnrolment(signing.sign(record, self.issuer), drawn), source)
 
-    def terms(self, data: bytes) -> Terms:
-        """The terms, for data of a root."""
-        replay = "replay" in self.levels
+    def terms(self, data: bytes, plan: Plan | None = None) -> Terms:
+        """The terms, for data of a root and, if it is another one, a plan."""
+        replay, plan = "replay" in self.levels, plan or self.plan
         return polo.make_terms(
             self.task,
             bits=BITS,
             strength=STRENGTH,
-            shards=self.plan.shards,
-            fewest_shards=self.plan.shards,
-            fewest_steps=self.plan.shard_steps(self.samples),
+            shards=plan.shards,
+            fewest_shards=plan.shards,
+            fewest_steps=plan.shard_steps(self.samples),
             start="derived",
             progress="progress" in self.levels,
-            replay=self.plan.recipe(self.samples) if replay else None,
+            replay=plan.recipe(self.samples) if replay else None,
             data=data if replay else None,
         )
 

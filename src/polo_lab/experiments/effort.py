@@ -65,6 +65,7 @@ SUITED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "swallowed copies, 20% of a batch": (("cancer",), OPTIMIZERS),
     "swallowed copies, 36% of a batch": (("cancer",), OPTIMIZERS),
     "loud samples, 3%": (("digits-mlp",), OPTIMIZERS),
+    "a rate that silences units": (("digits-mlp",), OPTIMIZERS),
     "saturated data, by momentum": (("digits", "cancer"), _WITH_MEMORY),
     "saturated data, by aimed": (_LAYERED, _WITH_MEMORY),
     "detours through a dead model": (_LAYERED, OPTIMIZERS),

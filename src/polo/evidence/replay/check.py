@@ -43,6 +43,9 @@ _TRIED = 16
 _COMPARED = 3
 """Segments whose samples are compared before they are called copies."""
 
+_WIDE = 8
+"""Segments in which it is seen how much of the network is trained."""
+
 _SMALL = 2**28
 """Bytes of a model up to which several states at a time are no burden."""
 
@@ -246,17 +249,20 @@ class Replay:
                 return
 
     def _widened(self, shown: Shown, data: Teaching) -> Iterator[Check]:
-        """How much of the network is still trained, by the newest segment that passed."""
+        """How much of the network is trained, in segments from the first to the last."""
         if not data.passed or not self._untaught_is_here:
             return
-        place = max(data.passed, key=lambda at: (at.shard, at.segment))
-        try:
-            state, samples = self._rerun.read(place, shown)
-            data.measure(place, self._rerun.width(samples, state, self._untaught(shown)))
-        except Exception as error:
-            self._rerun.forget()
-            detail = f"could not be measured: {type(error).__name__}: {error}"[:300]
-            yield Check("width", Status.NOTE, detail, level=LEVEL)
+        passed = sorted(data.passed, key=lambda at: (at.shard, at.segment))
+        count = min(_WIDE, len(passed))
+        for at in range(count):
+            place = passed[(2 * at + 1) * len(passed) // (2 * count)]
+            try:
+                state, samples = self._rerun.read(place, shown)
+                data.measure(self._rerun.width(samples, state, self._untaught(shown)))
+            except Exception as error:
+                self._rerun.forget()
+                yield _trouble("width", error, place.shard)
+                return
 
     @property
     def _untaught_is_here(self) -> bool:

@@ -20,8 +20,9 @@ from polo.protocol.challenge import Place
 from polo.protocol.detection import MILLION
 from polo.protocol.records import Terms
 
-NARROW = 0.5
-"""Where a batch moves a smaller part of the weights that it moved at first, a verdict says so."""
+LEAST_WORK = 0.5
+"""Part of the work that steps seem to take, which whoever leaves out all that changes nothing must
+still do: silent units, and copies."""
 
 
 class Teaching:
@@ -40,7 +41,7 @@ class Teaching:
         self._allowed: dict[Place, float] = {}
         self._exact: list[Place] = []
         self._likenesses: dict[Place, Likeness | None] = {}
-        self._width: tuple[Place, float] | None = None
+        self._widths: list[float] = []
         self._ran = False
 
     def add(self, samples: Samples) -> None:
@@ -85,9 +86,9 @@ class Teaching:
     def _bounds(self) -> likeness.Bounds:
         return likeness.FORGIVEN if self.forgiving else likeness.EXACT
 
-    def measure(self, place: Place, width: float) -> None:
+    def measure(self, width: float) -> None:
         """Take note of which part of the weights a batch still moves."""
-        self._width = place, width
+        self._widths.append(width)
 
     def checks(self) -> Iterator[Check]:
         """What can be said of the samples once all segments were run."""
@@ -100,18 +101,42 @@ class Teaching:
             yield Check("effect", Status.UNDECIDED, detail, level=LEVEL)
         if self._likenesses:
             yield self._likeness()
-        if self._width:
-            yield self._wide(*self._width)
+        if self._widths:
+            yield self._wide()
 
-    @staticmethod
-    def _wide(place: Place, width: float) -> Check:
-        """Whether units have fallen silent; honest steps do that, too, so nobody fails by it."""
-        detail = f"a batch ({place}) moves {width:.0%} of the weights that it moves in the untaught"
-        detail += " model"
-        if width < NARROW:
-            detail += ": units have fallen silent, and who leaves them out has less to compute"
-        status = Status.NOTE if width < NARROW else Status.PASSED
-        return Check("width", status, detail, figures={"width": width}, level=LEVEL)
+    def _wide(self) -> Check:
+        """Whether most of the network is trained: silent units cost nothing to leave out."""
+        width, least = sum(self._widths) / len(self._widths), LEAST_WORK
+        work = width * self._passes()
+        detail = f"in {counted(len(self._widths), 'segment')} a batch moves {width:.0%} of the "
+        detail += "weights that it moves in the untaught model; who leaves out silent units and "
+        detail += f"copies has {work:.0%} of the work, at least {least:.0%} asked"
+        status = Status.PASSED if work >= least else self._short
+        figures = {"width": width, "work": work, "measured": len(self._widths)}
+        advice = "Ask for a lower rate, or for data without far larger samples: both silence units."
+        advice = "" if status is Status.PASSED else advice
+        return Check("width", status, detail, figures=figures, advice=advice, level=LEVEL)
+
+    def _passes(self) -> float:
+        """Part of a pass over a batch that is left to who passes copies once."""
+        share = min(1.0, self._share()) if any(self._likenesses.values()) else 1.0
+        if share < self._bounds.least:
+            return 1.0  # A check of its own fails by that.
+        # To the bit, every row must still enter the sums over rows.
+        return share if self.forgiving else (2 * share + 1) / 3
+
+    @property
+    def _short(self) -> Status:
+        """How a check of samples ends that falls short of what is asked.
+
+        Where training did not begin with a drawn start, the model may know its samples already.
+        """
+        return Status.FAILED if self._terms.start.kind == "derived" else Status.UNDECIDED
+
+    def _share(self) -> float:
+        """Part of a batch that stands for itself: by the last one if that is clear, or the mean."""
+        shares = [each.share for each in self._likenesses.values() if each is not None]
+        return shares[-1] if shares[-1] >= self._bounds.clear else sum(shares) / len(shares)
 
     def _drowned(self, place: Place, effect: float) -> bool:
         """Whether an exchange is lost in what is forgiven.
@@ -161,15 +186,12 @@ class Teaching:
             detail = "batches of a single sample have no copies"
             return Check("copies", Status.PASSED, detail, level=LEVEL)
         *_, (place, last) = found.items()
-        bounds, shares = self._bounds, [each.share for each in found.values()]
-        share = last.share if last.share >= bounds.clear else sum(shares) / len(shares)
+        bounds, share = self._bounds, self._share()
         counts = f"{len(last.families)} of {last.tried}"
         detail = f"in a batch ({place}) {counts} samples that were compared make gradients of their"
         detail += f" own; by that {share:.0%} of a batch stand for themselves, at least "
         detail += f"{bounds.least:.0%} asked"
-        # Where training did not begin with a drawn start, the model may know its samples already.
-        short = Status.FAILED if self._terms.start.kind == "derived" else Status.UNDECIDED
-        status = Status.PASSED if share >= bounds.least else short
+        status = Status.PASSED if share >= bounds.least else self._short
         figures = {"tried": last.tried, "different": len(last.families), "share": share}
         advice = "Ask the prover for data that differ from each other, or bring the data yourself."
         advice = "" if status is Status.PASSED else advice

@@ -13,7 +13,7 @@ from polo_lab.attacks.effort.grinding import Grinding
 from polo_lab.attacks.effort.idling import Idling
 from polo_lab.attacks.effort.inflation import Inflation
 from polo_lab.attacks.effort.interpolation import Interpolation
-from polo_lab.attacks.effort.loudness import LoudSamples
+from polo_lab.attacks.effort.loudness import HighRate, LoudSamples
 from polo_lab.attacks.effort.masking import Masking, Truncation
 from polo_lab.attacks.effort.reuse import Reuse
 from polo_lab.attacks.effort.saturation import Saturation
@@ -48,6 +48,7 @@ ATTACKS: tuple[Attack, ...] = (
     SwallowedCopies(0.2),
     SwallowedCopies(0.36),
     LoudSamples(75.0, 0.03),
+    HighRate(),
     Masking(0.2, exact=False),
     Masking(0.2, exact=True),
     Truncation(4),

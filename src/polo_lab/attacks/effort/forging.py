@@ -37,6 +37,7 @@ from polo_lab.attacks.effort.substitute import Substitute
 from polo_lab.attacks.effort.writing import Writing
 from polo_lab.attacks.state import State
 from polo_lab.effort.case import Attempt, Case
+from polo_lab.effort.plan import Plan
 from polo_lab.effort.training import Enrolled
 
 Claim = tuple[int, int]
@@ -52,6 +53,7 @@ class Forgery:
         who: Who makes it; by default the case's attacker.
         machine: What to say about the machine; by default the truth.
         steps: Steps of every shard; by default the fewest that the terms allow.
+        plan: The plan of whoever makes it, if it is not the case's.
 
     Attributes:
         task: The case's task; its `step` can be replaced by another one.
@@ -70,6 +72,7 @@ class Forgery:
         who: Enrolled | None = None,
         machine: str | None = None,
         steps: int | None = None,
+        plan: Plan | None = None,
     ) -> None:
         self._began = time.perf_counter()
         self.case = case
@@ -77,7 +80,7 @@ class Forgery:
         self.who = who or case.enrolled
         self.terms = self.who.enrolment.record.terms
         self.steps = steps or self.terms.shards.fewest_steps
-        self.recipe = case.plan.recipe(self.who.source.samples)
+        self.recipe = (plan or case.plan).recipe(self.who.source.samples)
         self.layout = checkpoint_of(case.task.build_model()).layout
         self.carrier = carrier_of(self.terms, self.layout)
         self.engine = Engine(self.task, self.terms, self.carrier, self.recipe, device=case.device)

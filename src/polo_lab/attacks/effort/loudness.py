@@ -1,12 +1,14 @@
-"""Loud samples: a few inputs so large that honest steps on them silence most of a network.
+"""Networks that fall silent: by a few inputs, or a rate, so large that most units die.
 
 A unit whose inputs were once pushed far below zero passes nothing on any more and gets no gradient:
 it stays as it is. Whoever commits to some samples a hundred times as large as the others, under
-labels that make no sense, has honest steps do that to most units; all further products leave them
-out, and come out to the bit. What is trained is a smaller network than the task's.
+labels that make no sense, or proposes terms with far too high a rate, has honest steps do that to
+most units; all further products leave them out, and come out to the bit. What is trained is a
+smaller network than the task's.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +24,9 @@ _ALIGNED = 16
 
 _FEWEST = 16
 """Rows of a batch from which on units are left out."""
+
+_TIMES = {"sgd": 5.0, "momentum": 5.0, "adam": 30.0, "adamw": 30.0}
+"""Rates of the usual ones that silence most units, and still train."""
 
 
 class LoudSamples:
@@ -49,13 +54,7 @@ class LoudSamples:
 
     def run(self, case: Case, folder: Path) -> Attempt:
         """See `Attack`."""
-        forgery = self.begun(case, folder)
-        forgery.begin()
-        for _ in range(forgery.shards):
-            forgery.train(forgery.segments)
-            forgery.seal()
-        narrow = isinstance(forgery.task.step, _Narrow)
-        return forgery.finish("" if narrow else "trained in full", possible=narrow)
+        return _trained(self.begun(case, folder))
 
     def begun(self, case: Case, folder: Path) -> Forgery:
         """A proof on such data, about to begin."""
@@ -64,16 +63,59 @@ class LoudSamples:
         if np.issubdtype(columns[name].dtype, np.floating):
             self._shout(columns[name], columns["label"], np.random.default_rng(case.seed + 77))
         who = case.enrol("attacker with loud samples", columns)
-        forgery = Forgery(case, folder, who=who)
-        if _Narrow.fits(forgery.engine.model):
-            forgery.task.use(_Narrow(forgery))
-        return forgery
+        return _narrowed(Forgery(case, folder, who=who))
 
     def _shout(self, inputs: np.ndarray, labels: np.ndarray, drawing: np.random.Generator) -> None:
         loud = drawing.random(len(inputs)) < self._share
         shape = (loud.sum(), *(1 for _ in inputs.shape[1:]))
         inputs[loud] = self._level * (1 + 0.01 * drawing.random(shape))
         labels[loud] = drawing.integers(0, labels.max() + 1, labels[loud].shape)
+
+
+class HighRate:
+    """Real training at a rate that silences most of a network, without a silent unit's work.
+
+    The rate is the prover's proposal, and a verifier who knows the task may find it odd. Accuracy
+    need not suffer. Networks are those of `LoudSamples`; others are trained in full.
+
+    Args:
+        times: How many times the usual rate, by optimizer.
+    """
+
+    name = "a rate that silences units"
+    knowledge = "the task"
+    data = "the task's own"
+    budget = "every step, for the units that are left"
+    description = (
+        "has terms made with so high a rate that honest steps silence most units, and leaves those "
+        "out of all products"
+    )
+
+    def __init__(self, times: Mapping[str, float] = _TIMES) -> None:
+        self._times = times
+
+    def run(self, case: Case, folder: Path) -> Attempt:
+        """See `Attack`."""
+        plan = replace(case.plan, rate=case.plan.rate * self._times[case.plan.optimizer])
+        who = case.enrol("attacker with a high rate", plan=plan)
+        return _trained(_narrowed(Forgery(case, folder, who=who, plan=plan)))
+
+
+def _narrowed(forgery: Forgery) -> Forgery:
+    """The forgery, whose steps leave silent units out where they know how to."""
+    if _Narrow.fits(forgery.engine.model):
+        forgery.task.use(_Narrow(forgery))
+    return forgery
+
+
+def _trained(forgery: Forgery) -> Attempt:
+    """All steps, as they are declared."""
+    forgery.begin()
+    for _ in range(forgery.shards):
+        forgery.train(forgery.segments)
+        forgery.seal()
+    narrow = isinstance(forgery.task.step, _Narrow)
+    return forgery.finish("" if narrow else "trained in full", possible=narrow)
 
 
 class _Narrow:

@@ -44,7 +44,8 @@ def units_in(results: Path) -> Iterable[Settings]:
         for line in lines.read(lines.path_of(name, results)).done:
             # Seconds of a machine that several runs shared say nothing about its price.
             if line.workers <= 1:
-                yield {"of": name, "run": line.key, "seed": line.settings["seed"]}
+                seed = line.settings["seed"]
+                yield {"of": name, "run": line.key, "began": line.began, "seed": seed}
 
 
 def measure(settings: Settings, bench: Bench) -> Measured:
@@ -53,7 +54,7 @@ def measure(settings: Settings, bench: Bench) -> Measured:
         took = chain.run(PAIRS[settings["run"]].job(1, settings["seed"]))
         gpu, times = "", {"training": sum(took["seconds"].values())}
         return Measured(_priced(gpu, times), times)
-    line = _recorded(settings["of"], settings["run"], bench)
+    line = _recorded(settings["of"], settings["run"], settings["began"], bench)
     gpu = str(line.machine["gpu"]) if line.machine else ""
     times = {name: line.timings[name] for name in _PARTS if name in line.timings}
     if line.settings["scheme"] == NONE:
@@ -61,9 +62,9 @@ def measure(settings: Settings, bench: Bench) -> Measured:
     return Measured({"pair": line.settings["pair"], **_priced(gpu, times)}, times)
 
 
-def _recorded(name: str, key: str, bench: Bench) -> Line:
+def _recorded(name: str, key: str, began: str, bench: Bench) -> Line:
     for line in bench.recorded(name).done:
-        if line.key == key:
+        if (line.key, line.began) == (key, began):
             return line
     raise MissingError(f"{name} has no run {key}", advice=f"polo-lab run {name}")
 
@@ -78,20 +79,27 @@ def _priced(gpu: str, times: dict[str, float]) -> dict[str, Any]:
 
 def tables(recording: Recording) -> Iterator[Table]:
     """USD by run and part, and the paper's."""
-    head = ("experiment", "run", "what", "seconds", "USD", "USD at the paper's price")
-    price = paper_price()
+    head = ("experiment", "run", "what", "seconds", "USD")
     rows = [
         (line.settings["of"], line.settings["run"], _PARTS[name], f"{took:.3g}",
-         f"{line.figures['usd'][name]:.4f}", f"{took * price / 3600:.4f}")
-        for line in recording.done
+         f"{line.figures['usd'][name]:.4f}")
+        for line in newest(recording)
         for name, took in line.timings.items()
     ]  # fmt: skip
     stated = ", ".join(f"{p:g} USD an hour for {gpu or 'a core'}" for gpu, p in PRICES.items())
     words = (
         f"Prices are assumed: {stated}. The paper's USD and seconds for VGG-16 come to "
-        f"{price:.3f} USD an hour, of two V100."
+        f"{paper_price():.3f} USD an hour, of two V100."
     )
     yield Table("Cost", head, rows, words)
+
+
+def newest(recording: Recording) -> list[Line]:
+    """Of runs that were repeated and priced again, the last."""
+    found: dict[tuple[str, str], Line] = {}
+    for line in sorted(recording.done, key=lambda one: str(one.settings.get("began", ""))):
+        found[line.settings["of"], line.settings["run"]] = line
+    return list(found.values())
 
 
 def paper_price() -> float:

@@ -183,8 +183,9 @@ def tables(recording: Recording) -> Iterator[Table]:
 
 
 _PACES = """\
-A press costs time, and one in every k-th step a k-th of it. It is then k times as strong, so that a
-mark gets as much of a push. *Embedding* is what presses took of the loop's own time."""
+A press in every k-th step is k times as strong, so that a mark gets as much of a push, and there
+are fewer of them. *Embedding* is what presses took of the host's time; of runs that share a machine
+it says little."""
 
 
 def _paces(recording: Recording) -> Table:

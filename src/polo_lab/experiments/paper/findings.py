@@ -1,9 +1,10 @@
 """What our runs say against the paper, or for it, in sentences; every number is a recorded one."""
 
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from polo_lab.experiments.lines import CRASHED, DIVERGED, Recording
+from polo_lab.experiments.lines import CRASHED, DIVERGED, REFUSED, Recording
 from polo_lab.experiments.paper import (
     comparison,
     eta_ver,
@@ -12,10 +13,16 @@ from polo_lab.experiments.paper import (
     published,
     sweeps,
 )
+from polo_lab.experiments.paper.pairs import PAIRS
 from polo_lab.experiments.paper.targets import MARKS, TESTS
 
 RUINED = 0.02
 """A checkpoint that loses more than two points is another one."""
+
+SAME = 0.1
+"""Times that are less than a tenth apart count as equal."""
+
+LARGEST = fidelity.BITS[0]
 
 CLOSE = 0.005
 """Accuracy within half a point of plain training counts as kept."""
@@ -28,7 +35,9 @@ def of_ours(found: Mapping[str, Recording]) -> Iterator[str]:
     yield from _compared(found["comparison"])
     marked = list(fidelity.rows(found["fidelity"]))
     yield from _fidelity(marked)
+    yield from _refused(found["fidelity"])
     yield from _shards(marked)
+    yield from _overhead(marked)
     yield from _verified(marked)
     yield from _uncompiled([line.values for line in found["fidelity"].done])
     yield from _forged([line.values for line in found["ofa-wma"].done])
@@ -94,6 +103,62 @@ def _fidelity(rows: Sequence[Row]) -> Iterator[str]:
             )
 
 
+def _refused(recording: Recording) -> Iterator[str]:
+    """Marks that fit into no model here, and rates that the paper gives for them all the same."""
+    found: dict[tuple[str, str, int], float | None] = {}
+    for own in (line.settings for line in recording.lines if line.ended == REFUSED):
+        where = {"pair": PAIRS[own["pair"]].paper, "scheme": own["scheme"], "bits": own["bits"]}
+        key = own["pair"], own["scheme"], own["bits"]
+        found[key] = published.figure("fidelity", "shard_rate", **where)
+    for (pair, scheme, bits), theirs in found.items():
+        if theirs is not None:
+            yield (
+                f"{pair}, {scheme}: {bits} bits do not fit into the norm scales at this load, and "
+                f"no run is made. The paper reports shards in {theirs:g} % of epochs there; where "
+                "its marks lie it does not say. The same scheme in kernels stands beside."
+            )
+
+
+def _overhead(rows: Sequence[Row]) -> Iterator[str]:
+    """What a proof adds to training, and where that goes."""
+    cells = [row.figures for row in published.table("timing")]
+    alone = [row for row in rows if row["at_once"] == "1" and row["plain"].get("training")]
+    if not cells or not alone:
+        return
+    said = [100 * (cell["polo_generation"] / cell["training"] - 1) for cell in cells]
+    ratios = [(row["training"] - row["tests"]) / row["plain"]["training"] for row in alone]
+    one = max(alone, key=lambda row: row["training"])
+    plain, sealing = one["plain"]["training"], one["sealing"] - one["tests"]
+    rest = one["training"] - one["tests"] - plain - sealing - one["embedding"]
+    yield (
+        f"That a proof adds {min(said):.1f} to {max(said):.1f} % to training does not come out: "
+        f"with it, and without the tests of shards, training takes {min(ratios):.2f} to "
+        f"{max(ratios):.2f} times as long in {len(alone)} rows. The trainer here is fast, and a "
+        f"shard is sealed about once an epoch. The longest, {one['pair']} with {one['scheme']} of "
+        f"{one['bits']} bits, adds to {plain:.1f} s of plain training {sealing:.1f} s of sealing "
+        f"{one['shards']} shards, {one['embedding']:.1f} s of pressing and {rest:.1f} s of all "
+        "else."
+    )
+    yield from _alike(alone)
+
+
+def _alike(rows: Sequence[Row]) -> Iterator[str]:
+    """Whether schemes take equally long, as the paper says."""
+    for epochs in dict.fromkeys(row["epochs"] for row in rows):
+        for pair in dict.fromkeys(row["pair"] for row in rows):
+            own = {
+                row["scheme"]: row["training"]
+                for row in rows
+                if (row["epochs"], row["pair"], row["bits"]) == (epochs, pair, LARGEST)
+            }
+            if len(own) > 1 and max(own.values()) > (1 + SAME) * min(own.values()):
+                told = ", ".join(f"{scheme} {took:.0f} s" for scheme, took in own.items())
+                yield (
+                    f"That schemes take equally long does not come out on {pair} with {LARGEST} "
+                    f"bits and {epochs} epochs: {told}."
+                )
+
+
 def _shards(rows: Sequence[Row]) -> Iterator[str]:
     every = sum(row["shard_rate"] >= 1 for row in rows)
     if every:
@@ -111,6 +176,15 @@ def _verified(rows: Sequence[Row]) -> Iterator[str]:
         return
     cheap = sum(row["verify_none"] <= MARKS * row["training"] for row in alone)
     near = sum(row["verify_all"] <= TESTS * row["test"] * row["shards"] for row in alone)
+    shares = [100 * row["verify_all"] / row["training"] for row in alone]
+    low, high = (
+        published.figure("text", which, what="verification, part of generation") or 0.0
+        for which in ("low", "high")
+    )
+    yield (
+        f"Verification with the tests of all shards takes {min(shares):.1f} to {max(shares):.1f} % "
+        f"of generation; the paper says {low:g} to {high:g} %."
+    )
     yield (
         f"Of {len(alone)} rows that had the machine to themselves, hashing, deriving and reading "
         f"all marks takes at most {MARKS:.0%} of training in {cheap}; with the tests of all shards "
@@ -177,10 +251,15 @@ def _taken(rows: Sequence[Row]) -> Iterator[str]:
         cost = row["attack_seconds"] / row["attacked_shards"] / honest
         yield (
             f"Takeover of {row['pair']}: {erased} of {len(row['erased'])} owner's marks are "
-            f"erased, at {cost:.1f} times an honest shard each; accuracy is "
+            f"erased, at {cost:.1f} times an honest shard each{_patience(row)}; accuracy is "
             f"{100 * (row['accuracy_last'] - row['honest_accuracies'][-1]):+.1f} points from the "
             "owner's last."
         )
+
+
+def _patience(row: Row) -> str:
+    """Whether the attack took as long as it may, since nothing ended it."""
+    return "" if all(row["erased"]) else ", which is as long as an attempt may take"
 
 
 def _swept(name: str, setting: str, does: str, found: Mapping[str, Recording]) -> Iterator[str]:
@@ -212,7 +291,10 @@ def _runs_each(several: Sequence[sweeps.Swept]) -> str:
 def _slower(name: str, setting: str, all_runs: Sequence[sweeps.Swept]) -> Iterator[str]:
     """How many times as long shards take where no edit ends them."""
     by = {(*runs.curve, runs.settings[setting]): runs for runs in all_runs}
-    low, high = sweeps.SLOWER
+    said = [
+        published.figure("text", which, what="shards without δW, times as long") or 0.0
+        for which in ("low", "high")
+    ]
     for pair in dict.fromkeys(runs.settings["pair"] for runs in all_runs):
         both = [
             (by[pair, True, at], runs)
@@ -226,7 +308,8 @@ def _slower(name: str, setting: str, all_runs: Sequence[sweeps.Swept]) -> Iterat
         if told:
             yield (
                 f"{name}, {pair}: without δW shards take {', and '.join(told)}, by setting and "
-                f"{_runs_each([alone for _, alone in both])}; the paper says {low} to {high} times."
+                f"{_runs_each([alone for _, alone in both])}; the paper says "
+                f"{said[0]:g} to {said[1]:g} times."
                 f"{_varying([alone for _, alone in both])}"
             )
 
@@ -280,9 +363,16 @@ def _language_models(rows: Sequence[Row]) -> Iterator[str]:
             yield (
                 f"llm, {model}: full replay takes {min(ratios):.1f} to {max(ratios):.1f} times as "
                 f"long as verification, in the paper's table {min(said):.0f} to {max(said):.0f} "
-                f"times. Here it is {steps:,} steps, and a verifier hashes the whole base, which "
-                "terms name, before it reads any mark; the paper does not speak of that."
+                f"times. Here a run has {steps:,} steps, and verification takes "
+                f"{_seconds(own, 'verifying')}: {_seconds(own, 'hashing')} of it goes into hashing "
+                f"the base, which terms name, {_seconds(own, 'reading')} into reading marks, and "
+                "the rest into tests of all shards and files."
             )
+
+
+def _seconds(rows: Sequence[Row], name: str) -> str:
+    """Median seconds of what is timed in runs with marks."""
+    return f"{statistics.median(row[name] for row in rows if row['bits']):.2g} s"
 
 
 def _said_ratios() -> list[float]:

@@ -38,9 +38,6 @@ SCHEME = "riga"
 STRENGTH = 0.01
 """λ of the paper."""
 
-SLOWER = (2, 4)
-"""How many times as long shards take without δW, as the paper says where it defines it."""
-
 _SMALL = 20
 """Epochs of digits, the last of the pairs, which need no GPU."""
 
@@ -163,7 +160,7 @@ _WORDS = """\
 *δW*: whether an edit may end a shard, as the paper's perturbation δW does. *With* it ours turns, in
 closed form, every bit that training has not, so that any epoch may end a shard; the paper, which
 does not say how δW is computed, has fewer. *Without*, a shard ends after an epoch in which training
-alone has brought its mark to η_G; the paper says that this takes 2 to 4 times as long. Its rates
+alone has brought its mark to η_G, which by the paper, too, takes several times as long. Its rates
 are those of a method with δW and stand beside such rows alone. λ is the paper's 0.01, marks are
 RIGA's. Texts are trained with AdamW here and with SGD there, so that equal rates are not the same.
 Where there are several *runs*, each with a seed of its own, figures are medians, with the least and

@@ -2,7 +2,7 @@
 
 Times are judged only where a run had the machine to itself, and only against times of the same
 engine: rows of `timing`, which step without a compiler, against each other, and rows of `fidelity`,
-which are compiled, against their own training.
+which are compiled, against their own training: a replay of theirs is computed, and not run.
 """
 
 from collections.abc import Iterator, Mapping
@@ -74,6 +74,14 @@ def _verified(row: Row) -> Iterator[str]:
         f"bare tests: {_answer(whole <= TESTS)}, {whole:.2f} times ({row['verify_all']:.2f} s; "
         f"bare tests {bare:.2f} s). That is {row['verify_all'] / row['training']:.2%} of its own "
         f"training, and {row['verify_sample'] / row['training']:.2%} where shards are sampled."
+    )
+    steps = row["training"] - row["sealing"]
+    full, some = steps / row["verify_all"], steps / row["verify_sample"]
+    yield (
+        f"{named}: whoever ran all its steps again as fast as they were trained, sealing left out, "
+        f"would take {steps:.1f} s. Verifying all shards is at least {FULL:g} times as fast as "
+        f"that: {_answer(full >= FULL)}, {full:.1f} times; sampled at least {SAMPLED:g} times: "
+        f"{_answer(some >= SAMPLED)}, {some:.1f} times."
     )
 
 
