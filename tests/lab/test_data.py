@@ -87,10 +87,29 @@ def test_cifar100_is_read_in_its_original_format(folder: Path) -> None:
     made = records(folder / cifar.BINARY_100 / "train.bin", 30, 100, coarse=1)
     records(folder / cifar.BINARY_100 / "test.bin", 10, 100, coarse=1)
     found = data.load("cifar100")
-    assert (found.title, found.classes, found.shape) == ("CIFAR-100", 100, (3, 32, 32))
+    assert found.title == "CIFAR-100, 30 of 50,000 of train, 10 of 10,000 of test"
+    assert (found.classes, found.shape) == (100, (3, 32, 32))
     assert found.train.labels.tolist() == made[:, 1].tolist(), "the fine class, not the coarse one"
     assert (found.train.inputs[7].ravel() == made[7, 2:]).all()
     assert found.test.inputs.shape == (10, 3, 32, 32)
+
+
+def test_files_of_cifar100_that_are_complete_have_its_name_and_longer_ones_none(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cifar, "_WHOLE", {"train": 5, "test": 3})
+    train, test = (folder / cifar.BINARY_100 / f"{part}.bin" for part in ("train", "test"))
+    records(train, 5, 100, coarse=1)
+    records(test, 2, 100, coarse=1)
+    assert cifar.cifar100().title == "CIFAR-100, 2 of 3 of test"
+    records(test, 3, 100, coarse=1)
+    assert cifar.cifar100().title == "CIFAR-100"
+    train.with_name("train.bin.xz").write_bytes(lzma.compress(train.read_bytes()[: 4 * 3074]))
+    train.unlink()
+    assert cifar.cifar100().title == "CIFAR-100, 4 of 5 of train", "packed or not"
+    records(train, 6, 100, coarse=1)
+    with pytest.raises(FormatError, match="not CIFAR-100: train has 6, not 5"):
+        cifar.cifar100()
 
 
 @pytest.mark.parametrize("size", [0, 3073, 3 * 3074 - 1])
@@ -304,13 +323,19 @@ def test_what_is_no_picture_is_refused(folder: Path) -> None:
 # --- TinyImageNet
 
 
+def packed_tinyimagenet(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two small parts of five, and the test part."""
+    monkeypatch.setattr(tinyimagenet, "_DIGESTS", {})
+    monkeypatch.setattr(tinyimagenet, "_OF_A_PART", 4)
+    labels = np.array([0, 99, 100, 199], np.uint8)
+    for seed, name in enumerate(("val", "train_p0", "train_p2")):
+        jpegs(folder / f"tinyimagenet_{name}.npz", pixels(4, 64, seed), labels)
+
+
 def test_tinyimagenet_says_how_much_of_it_is_there(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tinyimagenet, "_DIGESTS", {})
-    labels = np.array([0, 99, 100, 199], np.uint8)
-    for name in ("train_p0", "train_p2", "val"):
-        jpegs(folder / f"tinyimagenet_{name}.npz", pixels(4, side=64), labels)
+    packed_tinyimagenet(folder, monkeypatch)
     found = data.load("tinyimagenet")
     assert (found.title, found.classes) == ("TinyImageNet, 40 % of train", 200)
     assert found.train.inputs.shape == (8, 3, 64, 64)
@@ -321,6 +346,41 @@ def test_tinyimagenet_says_how_much_of_it_is_there(
     assert small.shape == (3, 32, 32)
 
 
+def test_a_part_of_tinyimagenet_counts_once_and_is_complete(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed_tinyimagenet(folder, monkeypatch)
+    one, other = (folder / f"tinyimagenet_train_p{at}.npz" for at in (2, 4))
+    other.write_bytes(one.read_bytes())
+    for name in ("tinyimagenet", "tinyimagenet100"):
+        with pytest.raises(FormatError, match=r"p4\.npz: is the same file as .*_p2\.npz"):
+            data.load(name)
+    jpegs(other, pixels(3, 64, seed=9), np.array([0, 1, 199], np.uint8))
+    for name in ("tinyimagenet", "tinyimagenet100"):
+        with pytest.raises(FormatError, match="has 3 images, not 4"):
+            data.load(name).train  # noqa: B018
+
+
+def test_no_image_is_decoded_that_is_not_needed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed_tinyimagenet(folder, monkeypatch)
+    decode, seen = pictures._decoded, list[str]()
+
+    def counted(data: bytes, kind: str, size: tuple[int, int], place: str) -> np.ndarray:
+        seen.append(place)
+        return decode(data, kind, size, place)
+
+    monkeypatch.setattr(pictures, "_decoded", counted)
+    alone = tinyimagenet.reduced().train
+    assert len(seen) == 4, "two of four images in each of two files are of the first classes"
+    assert len(data.load("tinyimagenet").train.labels) == 8
+    seen.clear()
+    after = data.load("tinyimagenet100").train
+    assert not seen, "the large one has them"
+    assert digests.digest_of(*after) == digests.digest_of(*alone)
+
+
 def test_every_four_pixels_become_their_mean() -> None:
     image = np.zeros((1, 3, 4, 4), np.uint8)
     image[0, :, :2, :2] = [[255, 255], [255, 254]]
@@ -329,7 +389,8 @@ def test_every_four_pixels_become_their_mean() -> None:
     assert found[0, 0].tolist() == [[255, 0], [0, 1]]
 
 
-def test_tinyimagenets_own_folder_is_read(folder: Path) -> None:
+def original_tinyimagenet(folder: Path) -> Path:
+    """Two classes with an image each, and one for testing."""
     where = folder / tinyimagenet.ORIGINAL
     for label in ("n02", "n01"):
         (where / "train" / label / "images").mkdir(parents=True)
@@ -339,13 +400,36 @@ def test_tinyimagenets_own_folder_is_read(folder: Path) -> None:
     (where / "val" / "images").mkdir(parents=True)
     (where / "val" / "images" / "val_0.JPEG").write_bytes(one)
     (where / "val" / "val_annotations.txt").write_text("val_0.JPEG\tn02\t0\t0\t62\t57\n")
+    return where
+
+
+def test_tinyimagenets_own_folder_is_read(folder: Path) -> None:
+    where = original_tinyimagenet(folder)
     found = data.load("tinyimagenet")
-    assert found.title == "TinyImageNet"
+    assert found.title == "TinyImageNet, 2 of 100,000 of train, 1 of 10,000 of test"
     assert found.train.labels.tolist() == [0, 1]
     assert found.test.labels.tolist() == [1]
     (where / "val" / "val_annotations.txt").write_text("val_0.JPEG\tn77\t0\t0\t62\t57\n")
     with pytest.raises(FormatError, match="no test images"):
         found.read("test")
+
+
+def test_tinyimagenets_own_folder_is_called_what_is_in_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = original_tinyimagenet(folder)
+    small = tinyimagenet.reduced()
+    assert small.title == "TinyImageNet-100/32, 2 of 50,000 of train, 1 of 5,000 of test"
+    with (where / "val" / "val_annotations.txt").open("a") as file:
+        file.write("val_1.JPEG\tn01\t0\t0\t62\t57\n")
+    assert small.test.labels.tolist() == [1], "an image that is listed and is not there"
+    monkeypatch.setattr(tinyimagenet, "_CLASSES", 2)
+    monkeypatch.setattr(tinyimagenet, "_OF_A_CLASS", {"train": 1, "test": 1})
+    assert tinyimagenet._form("TinyImageNet", 2)[0] == "TinyImageNet, 1 of 2 of test"
+    (where / "val" / "images" / "val_1.JPEG").touch()
+    assert tinyimagenet._form("TinyImageNet", 2)[0] == "TinyImageNet"
+    assert tinyimagenet._form("TinyImageNet", 1)[0] == "TinyImageNet", "of its first class"
+    assert [label for _, label in tinyimagenet._named("train", 1)] == [0]
 
 
 def test_another_file_of_the_same_name_is_refused(folder: Path) -> None:
@@ -398,7 +482,8 @@ def test_ag_news_is_read_in_its_original_format(folder: Path) -> None:
     (folder / "ag_news_csv" / "train.csv").write_text(rows)
     (folder / "ag_news_csv" / "test.csv").write_text('"1","Oil","Chips unseen"\n')
     found = data.load("agnews")
-    assert (found.title, found.classes, found.shape) == ("AG News", 4, (agnews.LENGTH,))
+    assert found.title == "AG News, 2 of 120,000 of train, 1 of 7,600 of test"
+    assert (found.classes, found.shape) == (4, (agnews.LENGTH,))
     assert found.train.labels.tolist() == [2, 3]
     vocabulary = words.Vocabulary([words.split('fears rise oil, again; "dear" '
                                                'chips a chip\\fast')], 100)  # fmt: skip
@@ -406,6 +491,28 @@ def test_ag_news_is_read_in_its_original_format(folder: Path) -> None:
     assert found.test.inputs[0, 1] == vocabulary.codes(["oil"])[0]
     assert found.test.inputs[0, 3] == words.UNKNOWN
     assert not found.test.inputs[0, 4:].any()
+
+
+def test_all_rows_of_ag_news_have_its_name_and_one_vocabulary(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agnews, "_WHOLE", {"train": 2, "test": 1})
+    made: list[int] = []
+
+    class Counted(words.Vocabulary):
+        def __init__(self, texts: list[list[str]], size: int) -> None:
+            made.append(size)
+            super().__init__(texts, size)
+
+    monkeypatch.setattr(agnews, "Vocabulary", Counted)
+    (folder / "ag_news_csv").mkdir()
+    # A row may go over two lines.
+    (folder / "ag_news_csv" / "train.csv").write_text('"3","Oil","a\nb"\n"4","Chips","c"\n')
+    (folder / "ag_news_csv" / "test.csv").write_text('"1","Oil","Chips"\n')
+    found = data.load("agnews")
+    assert found.title == "AG News"
+    assert (len(found.train.labels), len(found.test.labels)) == (2, 1)
+    assert made == [agnews.VOCABULARY]
 
 
 @pytest.mark.parametrize("row", ['"5","a","b"', '"x","a","b"', '"1"', ""])
@@ -423,13 +530,28 @@ def test_wikitext_is_guessed_word_by_word(folder: Path) -> None:
     (folder / "wikitext-2" / "wiki.train.tokens").write_text(f"{line}\n{line}\n")
     (folder / "wikitext-2" / "wiki.test.tokens").write_text(f"{line} new\n")
     found = data.load("wikitext2")
-    assert found.title == "WikiText-2 (v1)"
+    assert found.title == (
+        "WikiText-2 (v1), 202 of 2,088,628 tokens of train, 102 of 245,569 tokens of test"
+    )
     assert found.shape == (text.LENGTH,)
     inputs, labels = found.train
     assert len(inputs) == 201 // text.LENGTH
     assert (inputs.ravel()[1:] == labels.ravel()[:-1]).all()
     assert found.test.inputs.min() >= 3
     assert found.classes == text.VOCABULARY
+
+
+def test_all_of_wikitext_has_its_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text, "_WHOLE", {"train": 5, "test": 3})
+    (folder / "wikitext-2").mkdir()
+    (folder / "wikitext-2" / "wiki.train.tokens").write_text("a b\n\n")
+    (folder / "wikitext-2" / "wiki.test.tokens.gz").write_bytes(gzip.compress(b"a b\n"))
+    assert text.wikitext2().title == "WikiText-2 (v1), 4 of 5 tokens of train"
+    (folder / "wikitext-2" / "wiki.train.tokens").write_text("a b\n\n\n")
+    assert text.wikitext2().title == "WikiText-2 (v1)", "ends of lines are tokens"
+    (folder / "wikitext-2" / "wiki.train.tokens").write_text("a b\n\n\n\n")
+    with pytest.raises(FormatError, match="train has 6, not 5 tokens"):
+        text.wikitext2()
 
 
 def test_words_of_one_frequency_are_in_order_of_letters() -> None:
@@ -449,6 +571,39 @@ def test_missing_data_are_named_with_where_to_put_them(
         data.load(name)
     assert "POLO_DATA" in caught.value.advice
     assert "docs/laboratory.md" in caught.value.advice
+
+
+@pytest.mark.parametrize(
+    ("name", "there", "absent"),
+    [
+        ("agnews", "ag_news_csv/train.csv", "ag_news_csv/test.csv"),
+        ("agnews", "ag_news_train_subset77k.csv.xz", "ag_news_test.csv"),
+        ("cifar100", "cifar-100-binary/train.bin", "cifar-100-binary/test.bin"),
+        ("mnist", "mnist/train-images-idx3-ubyte.gz", "mnist/t10k-labels-idx1-ubyte"),
+        ("tinyimagenet", "tinyimagenet_train_p1.npz", "tinyimagenet_val.npz"),
+        ("tinyimagenet", "tinyimagenet_val.npz", "tinyimagenet_train_p0.npz"),
+        ("tinyimagenet100", "tiny-imagenet-200/wnids.txt",
+         "tiny-imagenet-200/val/val_annotations.txt"),
+    ],
+)  # fmt: skip
+def test_where_some_files_are_there_the_absent_ones_are_named(
+    folder: Path, name: str, there: str, absent: str
+) -> None:
+    (folder / there).parent.mkdir(exist_ok=True)
+    (folder / there).touch()
+    with pytest.raises(MissingError) as caught:
+        data.load(name)
+    _, _, named = caught.value.advice.partition("are not there: ")
+    assert absent in named
+    assert Path(there).name.partition(".")[0] not in named
+
+
+def test_a_part_of_wikitext_that_is_there_is_not_asked_for(folder: Path) -> None:
+    (folder / "wikitext2_v1_train_articles_shuffled.txt.xz").touch()
+    with pytest.raises(MissingError) as caught:
+        data.load("wikitext2")
+    assert "holds wikitext-2/wiki.test.tokens or wikitext2_v1_test.txt;" in caught.value.advice
+    assert "train" not in caught.value.advice
 
 
 @pytest.mark.parametrize("name", data.names())

@@ -9,7 +9,7 @@ many.
 import csv
 import functools
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from polo.errors import FormatError
 from polo_lab.data import files
-from polo_lab.data.dataset import Dataset, Part
+from polo_lab.data.dataset import Dataset, Part, titled
 from polo_lab.data.words import Vocabulary, manual, split
 
 LENGTH = 64
@@ -29,7 +29,7 @@ CLASSES = ("World", "Sports", "Business", "Sci/Tech")
 _PIECE = 24
 _ORIGINAL = ("ag_news_csv/train.csv", "ag_news_csv/test.csv")
 _SUBSET = ("ag_news_train_subset77k.csv", "ag_news_test.csv")
-_TITLES = {"AG News": _ORIGINAL, "77,294-row subset of AG News train": _SUBSET}
+_WHOLE = {"train": 120_000, "test": 7_600}
 _DIGESTS = {
     _SUBSET[0]: "6bd4ee07e47466854a09ea1224a32a3aa589f7e49b62a55fd5f000568c2f25cd",
     _SUBSET[1]: "521465c2428ed7f02f8d6db6ffdd4b5447c1c701962353eb2c40d548c3c85699",
@@ -42,14 +42,17 @@ Rows = tuple[list[list[str]], list[int]]
 
 def load() -> Dataset:
     """AG News, or the subset of its training part that is there."""
-    for title, names in _TITLES.items():
-        found = [path for path in map(files.find, names) if path]
-        if len(found) == len(names):
-            texts = functools.cache(
-                partial(_rows, dict(zip(("train", "test"), found, strict=True)))
-            )
-            return Dataset("agnews", title, len(CLASSES), partial(_coded, texts))
-    raise files.missing("AG News", f"{_ORIGINAL[0]} and {_ORIGINAL[1]}, or {_SUBSET[0]}.xz")
+    if paths := _found(_ORIGINAL):
+        there = {part: sum(1 for _ in _lines(path)) for part, path in paths.items()}
+        title = titled("AG News", there, _WHOLE)
+    elif paths := _found(_SUBSET):
+        title = "77,294-row subset of AG News train"
+    else:
+        both = (" and ".join(names) for names in (_ORIGINAL, _SUBSET))
+        error = files.missing("AG News", ", or ".join(both))
+        error.advice += files.absent(_ORIGINAL) + files.absent(_SUBSET)
+        raise error
+    return _dataset("agnews", title, functools.cache(partial(_rows, paths)))
 
 
 def stand_in() -> Dataset:
@@ -67,32 +70,51 @@ def stand_in() -> Dataset:
             rows[1].extend([label] * len(kept))
         return rows
 
-    title = "pieces of Python's own help, in the place of AG News"
-    return Dataset("agnews-help", title, len(CLASSES), partial(_coded, texts))
+    return _dataset("agnews-help", "pieces of Python's own help, in the place of AG News", texts)
 
 
 def _pieces(words: list[str]) -> list[list[str]]:
     return [words[at : at + _PIECE] for at in range(0, len(words) - _PIECE, _PIECE // 2)]
 
 
+def _found(names: tuple[str, str]) -> dict[str, Path]:
+    """Files of both parts; nothing if one of them is not there."""
+    found = zip(("train", "test"), map(files.find, names), strict=True)
+    paths = {part: path for part, path in found if path}
+    return paths if len(paths) == len(names) else {}
+
+
+def _lines(path: Path) -> Iterator[list[str]]:
+    """Rows of a file, as they are."""
+    content = files.text(path, digest=_DIGESTS.get(files.plain_name(path), ""))
+    try:
+        yield from csv.reader(io.StringIO(content, newline=""))
+    except csv.Error as error:
+        raise FormatError(f"has no rows: {error}", place=str(path)) from error
+
+
 def _rows(paths: Mapping[str, Path], part: str) -> Rows:
     """Texts of a file of class, title and description, or of class, text and where it is from."""
     path, place = paths[part], str(paths[part])
-    digest = _DIGESTS.get(files.plain_name(path), "")
     whole = path.name.startswith(_SUBSET[0])
     texts, labels = [], []
     try:
-        for row in csv.reader(io.StringIO(files.text(path, digest=digest), newline="")):
+        for row in _lines(path):
             labels.append(int(row[0]) - 1)
             texts.append(split(row[1] if whole else f"{row[1]} {row[2]}"))
-    except (csv.Error, ValueError, IndexError) as error:
+    except (ValueError, IndexError) as error:
         raise FormatError(f"line {len(labels) + 1} is no row: {error}", place=place) from error
     if not labels or min(labels) < 0 or max(labels) >= len(CLASSES):
         raise FormatError(f"has no rows of classes 1 to {len(CLASSES)}", place=place)
     return texts, labels
 
 
-def _coded(texts: Callable[[str], Rows], part: str) -> Part:
-    vocabulary = Vocabulary(texts("train")[0], VOCABULARY)
-    words, labels = texts(part)
-    return Part(vocabulary.rows(words, LENGTH), np.array(labels, np.int64))
+def _dataset(name: str, title: str, texts: Callable[[str], Rows]) -> Dataset:
+    """Texts as codes of the training part's words."""
+    vocabulary = functools.cache(lambda: Vocabulary(texts("train")[0], VOCABULARY))
+
+    def read(part: str) -> Part:
+        words, labels = texts(part)
+        return Part(vocabulary().rows(words, LENGTH), np.array(labels, np.int64))
+
+    return Dataset(name, title, len(CLASSES), read)

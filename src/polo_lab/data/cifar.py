@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 
 from polo.errors import FormatError, MissingError
 from polo_lab.data import files, pictures
-from polo_lab.data.dataset import Dataset, Part
+from polo_lab.data.dataset import Dataset, Part, titled
 
 BINARY = "cifar-10-batches-bin"
 BINARY_100 = "cifar-100-binary"
 
 _PIXELS = 3 * 32 * 32
+_WHOLE = {"train": 50_000, "test": 10_000}
 _DIGESTS = {
     "train": (
         "47af8b02cfcfb6cdf3dbbd1969ad7f1b70f4413f6f80f437b020ee4e5bc8304a",
@@ -55,12 +56,18 @@ def cifar10() -> Dataset:
 
 
 def cifar100() -> Dataset:
-    """CIFAR-100, with its hundred fine classes."""
+    """CIFAR-100, with its hundred fine classes; of files that are cut, what is there."""
     paths = _found(_BINARY_100)
     if not paths:
-        raise _missing("CIFAR-100", BINARY_100, "cifar-100-python")
+        error = _missing("CIFAR-100", BINARY_100, "cifar-100-python")
+        error.advice += _absent(_BINARY_100)
+        raise error
+    there = {part: len(files.read(path)) // (2 + _PIXELS) for part, (path,) in paths.items()}
     return Dataset(
-        "cifar100", "CIFAR-100", 100, lambda part: records(paths[part][0], coarse=1, classes=100)
+        "cifar100",
+        titled("CIFAR-100", there, _WHOLE),
+        100,
+        lambda part: records(paths[part][0], coarse=1, classes=100),
     )
 
 
@@ -105,12 +112,7 @@ def _found(names: Mapping[str, Sequence[str]]) -> dict[str, list[Path]]:
 
 
 def _absent(names: Mapping[str, Sequence[str]]) -> str:
-    """Which files of a form are not there, where others of it are; else nothing."""
-    wanted = [name for part in names.values() for name in part]
-    absent = [name for name in wanted if not files.find(name)]
-    if len(absent) == len(wanted):
-        return ""
-    return f" Of {len(wanted)} files {len(absent)} are not there: {', '.join(absent)}."
+    return files.absent([name for part in names.values() for name in part])
 
 
 def _checked(paths: Mapping[str, Sequence[Path]], read: Callable[[Path], Part], name: str) -> Part:

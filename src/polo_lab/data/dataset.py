@@ -1,6 +1,6 @@
 """What every loader hands over."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from polo.errors import FormatError
+from polo_lab.data import files
 from polo_lab.data.digests import digest_of
 
 
@@ -54,6 +56,10 @@ class Dataset:
         """What training never sees."""
         return self.read("test")
 
+    def held(self, part: str) -> Part | None:
+        """A part, if it has been read already."""
+        return vars(self).get(part)
+
     @property
     def images(self) -> bool:
         """Whether samples are images; else they are tokens."""
@@ -77,3 +83,31 @@ class Dataset:
         return Dataset(
             self.name, title, self.classes, lambda part: whole[part]().first(counts[part])
         )
+
+
+def titled(title: str, there: Mapping[str, int], whole: Mapping[str, int], unit: str = "") -> str:
+    """What to call data of which perhaps not all is there.
+
+    Args:
+        title: What they are called if they are complete.
+        there: How much of each part is there.
+        whole: How much of it there is in the original.
+        unit: What is counted, if it is not samples.
+
+    Raises:
+        FormatError: There is more than in the original.
+
+    >>> titled("CIFAR-100", {"train": 1, "test": 100}, {"train": 50_000, "test": 100})
+    'CIFAR-100, 1 of 50,000 of train'
+    """
+    said = [title]
+    for part, count in there.items():
+        counted = f"{whole[part]:,} {unit}".rstrip()
+        if count > whole[part]:
+            raise FormatError(
+                f"this is not {title}: {part} has {count:,}, not {counted}",
+                place=str(files.folder()),
+            )
+        if count < whole[part]:
+            said.append(f"{count:,} of {counted} of {part}")
+    return ", ".join(said)

@@ -6,6 +6,7 @@ import lzma
 import os
 import zipfile
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -54,6 +55,14 @@ def missing(title: str, where: str) -> MissingError:
         "try things out, take the small stand-in (load(…, fallback=True), polo-lab run NAME "
         "--quick).",
     )
+
+
+def absent(wanted: Sequence[str]) -> str:
+    """Which files of a form are not there, where others of it are; else nothing."""
+    names = [name for name in wanted if not find(name)]
+    if not names or len(names) == len(wanted):
+        return ""
+    return f" Of {len(wanted)} files {len(names)} are not there: {', '.join(names)}."
 
 
 def read(path: Path, *, digest: str = "") -> bytes:

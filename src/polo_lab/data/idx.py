@@ -71,8 +71,11 @@ def parsed(data: bytes, place: str) -> NDArray[np.uint8]:
 
 
 def _load(name: str, title: str) -> Dataset:
-    if not all(files.find(f"{name}/{file}") for pair in _FILES.values() for file in pair):
-        raise files.missing(title, f"the folder {name} with its four idx files")
+    wanted = [f"{name}/{file}" for pair in _FILES.values() for file in pair]
+    if not all(map(files.find, wanted)):
+        error = files.missing(title, f"the folder {name} with its four idx files")
+        error.advice += files.absent(wanted)
+        raise error
     return Dataset(name, title, 10, lambda part: _part(name, part))
 
 

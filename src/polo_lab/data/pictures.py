@@ -1,7 +1,7 @@
 """Packed pictures: lossless WebP strips and JPEG files inside .npz. Pillow."""
 
 import io
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,9 @@ from polo_lab.data import files
 from polo_lab.data.dataset import Part
 
 _MOST_SAMPLES = 2**20
+
+Chooser = Callable[[NDArray[np.int64]], NDArray[np.bool_]]
+"""Which images are wanted, by the labels of all of them."""
 
 
 def strips(path: Path, side: int) -> Part:
@@ -31,11 +34,18 @@ def strips(path: Path, side: int) -> Part:
         rows = found[at * height : (at + 1) * height]
         size = side, side * len(rows)
         rows[:] = _decoded(data, "WEBP", size, f"{place}, strip {at}").reshape(rows.shape)
-    return _part(found, labels, place)
+    return _part(found, _whole_numbers(labels, place))
 
 
-def jpegs(path: Path, side: int, *, digest: str = "") -> Part:
-    """Colour images that are JPEG files each, their headers stored once, with their labels."""
+def jpegs(path: Path, side: int, *, digest: str = "", choose: Chooser | None = None) -> Part:
+    """Colour images that are JPEG files each, their headers stored once, with their labels.
+
+    Args:
+        path: The file.
+        side: Height and width.
+        digest: SHA-256 of the file, if it is known.
+        choose: Says which images are wanted; the others are not decoded.
+    """
     place = str(path)
     names = ("blob", "length", "header_id", "headers", "header_len", "label")
     blob, lengths, which, headers, header_lengths, labels = files.arrays(
@@ -47,8 +57,10 @@ def jpegs(path: Path, side: int, *, digest: str = "") -> Part:
         raise FormatError("has arrays of different lengths", place=place)
     if which.max(initial=0) >= len(heads):
         raise FormatError("names a header that it has not", place=place)
-    parts = (heads[head] + body for head, body in zip(which.tolist(), bodies, strict=True))
-    return _part(decoded_jpegs(parts, len(bodies), side, place), labels, place)
+    labels = _whole_numbers(labels, place)
+    kept = np.flatnonzero(choose(labels)) if choose else np.arange(len(labels))
+    parts = (heads[which[at]] + bodies[at] for at in kept)
+    return _part(decoded_jpegs(parts, len(kept), side, place), labels[kept])
 
 
 def decoded_jpegs(parts: Iterable[bytes], count: int, side: int, place: str) -> NDArray[np.uint8]:
@@ -59,10 +71,14 @@ def decoded_jpegs(parts: Iterable[bytes], count: int, side: int, place: str) -> 
     return found
 
 
-def _part(images: NDArray[np.uint8], labels: NDArray[Any], place: str) -> Part:
+def _part(images: NDArray[np.uint8], labels: NDArray[np.int64]) -> Part:
+    return Part(np.ascontiguousarray(images.transpose(0, 3, 1, 2)), labels)
+
+
+def _whole_numbers(labels: NDArray[Any], place: str) -> NDArray[np.int64]:
     if labels.dtype.kind not in "iu":
         raise FormatError("labels are no whole numbers", place=place)
-    return Part(np.ascontiguousarray(images.transpose(0, 3, 1, 2)), labels.astype(np.int64))
+    return labels.astype(np.int64)
 
 
 def _number(value: NDArray[Any]) -> int:

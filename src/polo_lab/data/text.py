@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 from polo.errors import FormatError
 from polo_lab.data import files
-from polo_lab.data.dataset import Dataset, Part
+from polo_lab.data.dataset import Dataset, Part, titled
 from polo_lab.data.words import Vocabulary, manual, windows
 
 LENGTH = 64
@@ -26,6 +26,9 @@ _TOKENS = {
     "train": ("wikitext-2/wiki.train.tokens", "wikitext2_v1_train_articles_shuffled.txt"),
     "test": ("wikitext-2/wiki.test.tokens", "wikitext2_v1_test.txt"),
 }
+_WHOLE = {"train": 2_088_628, "test": 245_569}
+"""Tokens of WikiText-2 (v1), with its ends of lines."""
+
 _CHITCHAT = "chitchat_byu.jsonl"
 _DIGESTS = {
     "wikitext2_raw_test.txt": "4f3e427e4aff23acff917a8a51aeae21bf12832256e26914c8fc250dcef4103c",
@@ -48,14 +51,13 @@ def wikitext(part: str) -> str:
 
 def wikitext2() -> Dataset:
     """WikiText-2 (v1), word by word: guess the next one at each of 64 places."""
-    if not all(files.find(*names) for names in _TOKENS.values()):
-        raise files.missing("WikiText-2", " or ".join(_TOKENS["train"]))
-
-    def words(part: str) -> list[str]:
-        text = _read("WikiText-2", _TOKENS[part])
-        return [word for line in text.splitlines() for word in [*line.split(), "<eos>"]]
-
-    return _guessing("wikitext2", "WikiText-2 (v1)", words)
+    absent = [" or ".join(names) for names in _TOKENS.values() if not files.find(*names)]
+    if absent:
+        raise files.missing("WikiText-2", ", and ".join(absent))
+    # A packed file is complete, or is refused when it is read.
+    counted = [part for part in _TOKENS if files.find(_TOKENS[part][0])]
+    there = {part: len(_tokens(part)) for part in counted}
+    return _guessing("wikitext2", titled("WikiText-2 (v1)", there, _WHOLE, "tokens"), _tokens)
 
 
 def stand_in() -> Dataset:
@@ -88,6 +90,12 @@ def _guessing(name: str, title: str, words: Callable[[str], list[str]]) -> Datas
         VOCABULARY,
         lambda part: Part(*windows(vocabulary().codes(words(part)), LENGTH)),
     )
+
+
+def _tokens(part: str) -> list[str]:
+    """Words of a part of WikiText-2 (v1), with its ends of lines."""
+    text = _read("WikiText-2", _TOKENS[part])
+    return [word for line in text.splitlines() for word in [*line.split(), "<eos>"]]
 
 
 def _read(what: str, names: tuple[str, ...]) -> str:
