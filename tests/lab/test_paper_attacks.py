@@ -10,10 +10,12 @@ from polo.protocol.detection import MILLION
 from polo.watermark.mark import carrier_of, derive
 from polo.watermark.reading import read
 from polo.weights.checkpoint import checkpoint_of
+from polo.weights.loading import load_into
 from polo_lab.attacks import ofa, takeover, wma
 from polo_lab.attacks.takeover import Pull
 from polo_lab.attacks.victim import Victim
 from polo_lab.baselines.job import Job, setting_of
+from polo_lab.schemes.training import Setting
 from polo_lab.tasks import DigitsConv
 
 SETTINGS = {
@@ -62,6 +64,25 @@ def test_rounds_are_those_of_the_paper(victim, tmp_path):
     assert row["rounds"] == 3
     assert row["attacked_shards"] == 1
     assert ofa.rounds_for(2048) == 5
+
+
+@pytest.mark.filterwarnings("ignore::polo.EmbeddingWarning")
+def test_a_thief_without_a_shard_leaves_the_owner_first(victim, tmp_path):
+    """With next to no budget for the last edit no mark of the thief's settles in one round."""
+    setting = Setting("riga", 256, budget=1e-6)
+    row = ofa.attack(victim, ofa.Attack(setting, rounds=1, shards=1), tmp_path)
+    assert row["thief_shards"] == 0
+    assert not row["thief_accepted"]
+    assert row["owner_first"]
+
+
+def test_what_a_checkpoint_is_worth_is_known(victim):
+    """As it was measured when it was sealed, to the millionth that proofs state."""
+    model = victim.job.lab_task.build_model()
+    for shard in range(1, victim.shards + 1):
+        load_into(model, victim.checkpoint(shard))
+        measured = victim.job.evaluate(model)
+        assert victim.accuracy(shard) == pytest.approx(measured, abs=1e-6)
 
 
 @pytest.mark.parametrize("way", wma.WAYS)

@@ -112,7 +112,7 @@ class _Tuner:
         """What comes of a checkpoint."""
         victim, model, clock = self._victim, self._model, Clock(self._victim.job.where)
         load_into(model, victim.checkpoint(shard))
-        before, accuracy = victim.reading(shard, model), victim.job.evaluate(model)
+        before = victim.reading(shard, model)
         self._optimizer.state.clear()
         with clock.phase(NAME):
             for _ in range(self._rounds):
@@ -125,7 +125,7 @@ class _Tuner:
             shard=shard,
             seconds=clock.total(),
             accuracy=victim.job.evaluate(model),
-            accuracy_before=accuracy,
+            accuracy_before=victim.accuracy(shard),
             owner=victim.reading(shard, model),
             owner_before=before,
             thief=thief,

@@ -133,7 +133,7 @@ class _Taker:
         """What comes of a checkpoint."""
         victim, model, job = self._victim, self.model, self._victim.job
         load_into(model, victim.checkpoint(shard))
-        accuracy, before = job.evaluate(model), victim.reading(shard, model)
+        accuracy, before = victim.accuracy(shard), victim.reading(shard, model)
         clock = Clock(job.where)
         with clock.phase(NAME):
             seed = tagged("lab/takeover", self._previous)

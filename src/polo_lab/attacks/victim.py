@@ -15,7 +15,6 @@ from safetensors.torch import save_file
 from torch import nn
 
 import polo
-from polo.errors import PoloError
 from polo.evidence.replay.order import Order
 from polo.ownership import Finding, compare, identify
 from polo.ownership import Order as Precedence
@@ -106,6 +105,10 @@ class Victim:
         with self._claimant.folder.checkpoint(shard, self._claimant.layout) as file:
             return file.held()
 
+    def accuracy(self, shard: int) -> float:
+        """The task's metric of that checkpoint, as it was measured when the shard was sealed."""
+        return self.made.accuracies[shard - 1]
+
     def reading(self, shard: int, model: nn.Module) -> Reading:
         """The mark of a shard as it is in a model."""
         mark = self._marks[shard]
@@ -131,13 +134,13 @@ class Victim:
         """What verifiers say of an attacker's proof, and whose they say came first."""
         trust, task = self.made.issuer.public_key, self.job.lab_task
         verdict = polo.verify(proof, trust=trust, task=task)
-        try:
+        shards = verdict.facts.get("shards")
+        # Where nothing of the attacker's was sealed there is nothing to compare with.
+        order = Precedence.FIRST
+        if shards:
             order = compare(self.made.proof.path, proof, trust=trust).order
-        except PoloError:
-            # Nothing of the attacker's was sealed, so that there is nothing to compare.
-            order = Precedence.FIRST
         return {
-            "thief_shards": verdict.facts.get("shards"),
+            "thief_shards": shards,
             "thief_accepted": verdict.outcome is Outcome.ACCEPTED,
             "thief_headline": verdict.headline(),
             "owner_first": order is Precedence.FIRST,

@@ -115,7 +115,7 @@ class _Editor:
         """A mark is about to be pressed."""
         victim, model = self._victim, self.model
         load_into(model, victim.checkpoint(shard))
-        self._before = victim.reading(shard, model), victim.job.evaluate(model)
+        self._before = victim.reading(shard, model), victim.accuracy(shard)
         self._shard, self._mark = shard, mark
         self._clock = Clock(victim.job.where)
         self._timing = self._clock.phase(NAME)
