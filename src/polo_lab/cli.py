@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from cyclopts import App, CycloptsError, Parameter, validators
 
 from polo._version import __version__
+from polo.checks import counted
 from polo.errors import PoloError
 from polo_lab.experiments import catalogue, lines
 
@@ -25,6 +26,7 @@ app = App(
 
 Results = Annotated[Path, Parameter(help="Folder of recorded lines.")]
 Count = Annotated[int | None, Parameter(validator=validators.Number(gte=0))]
+Number = Annotated[int | None, Parameter(validator=validators.Number(gte=1))]
 Minutes = Annotated[float, Parameter(validator=validators.Number(gte=0))]
 
 
@@ -50,6 +52,7 @@ def run(
     only: tuple[str, ...] = (),
     workers: Count = None,
     minutes: Minutes = 0.0,
+    anyway: bool = False,
     results: Results = lines.FOLDER,
 ) -> int:
     """Run what is not recorded yet of an experiment; each run is one line, written when it is done.
@@ -70,6 +73,8 @@ def run(
     minutes
         Begin nothing after so many minutes; leave room for the longest run, which is not stopped.
         The same command takes up what is left.
+    anyway
+        Run on this processor what needs a GPU, however long it takes.
     results
         Folder of recorded lines.
     """
@@ -81,14 +86,14 @@ def run(
             "--only names a setting twice",
             advice="write several values with commas, such as bits=1024,2048",
         )
-    asked = harness.Asked(quick, rerun, wanted, workers, minutes, results)
+    asked = harness.Asked(quick, rerun, wanted, workers, minutes, results, anyway)
     found = [catalogue.find(one) for one in (catalogue.NAMES if name == "all" else (name,))]
     if name == "all" and wanted:
         found = [one for one in found if harness.chosen(one, asked)]
     if not found:
         told = ", ".join(only)
         raise PoloError(f"no experiment has runs with {told}", advice="polo-lab run NAME --only …")
-    return max([harness.run(one, asked) for one in found])
+    return harness.run_all(found, asked) if name == "all" else harness.run(found[0], asked)
 
 
 @app.command
@@ -96,6 +101,7 @@ def table(
     name: str,
     *,
     format: Literal["md", "csv", "latex"] = "md",
+    only_table: Number = None,
     quick: bool = False,
     results: Results = lines.FOLDER,
 ) -> None:
@@ -107,6 +113,8 @@ def table(
         An experiment.
     format
         How to write them.
+    only_table
+        One of them alone, by its number from 1.
     quick
         Those of the trimmed form.
     results
@@ -115,7 +123,10 @@ def table(
     from polo_lab.experiments.table import FORMATS
 
     found = list(catalogue.find(name).tables(_recorded(name, results, quick)))
-    print("\n\n".join(FORMATS[format](one) for one in found))
+    if only_table and only_table > len(found):
+        raise PoloError(f"{name} has {counted(len(found), 'table')}, and no number {only_table}")
+    shown = found[only_table - 1 : only_table] if only_table else found
+    print("\n\n".join(FORMATS[format](one) for one in shown))
 
 
 @app.command
@@ -182,22 +193,23 @@ def answer(arguments: list[str] | None = None) -> int:
     except PoloError as error:
         print(f"polo-lab: {error.diagnostics()}", file=sys.stderr)
         return 2
-    except (PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError) as error:
-        print(f"polo-lab: {error.filename}: {error.strerror}", file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
         print("polo-lab: stopped; what was done is recorded", file=sys.stderr)
         return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except OSError as error:
+        told = f"{error.filename or 'the system'}: {error.strerror or error}"
+        print(f"polo-lab: {told}", file=sys.stderr)
+        return 2
     return result if isinstance(result, int) else 0
 
 
 def _recorded(name: str, results: Path, quick: bool) -> lines.Recording:
-    own = catalogue.find(name).lines
-    path = lines.path_of(own, _place(results, quick))
-    found = lines.read(path)
+    folder = _place(results, quick)
+    path = lines.path_of(catalogue.find(name).lines, folder)
+    found = catalogue.recorded(name, folder)
     lines.warn_of_broken(path, found)
     if not found.lines:
         trimmed = " --quick" if quick else ""

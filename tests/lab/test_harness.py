@@ -16,7 +16,7 @@ import pytest
 import polo
 from polo.errors import CapacityError, FormatError, MissingError, PoloError
 from polo_lab.cli import answer
-from polo_lab.experiments import canvas, catalogue, harness, lines, machine, pool, sharing
+from polo_lab.experiments import canvas, catalogue, harness, lines, machine, pages, pool, sharing
 from polo_lab.experiments.chart import Chart, Series
 from polo_lab.experiments.experiment import Bench, Experiment, Measured
 from polo_lab.experiments.harness import Asked
@@ -53,10 +53,10 @@ class Sums:
         return Measured({"sum": seed + 1, "files": files}, {"adding": 0.123456789})
 
     def tables(self, recording: Recording) -> Iterator[Table]:
-        """One table."""
-        yield Table(
-            "Sums", ("seed", "sum"), [(str(x.settings["seed"]), x.ended) for x in recording.lines]
-        )
+        """Two tables."""
+        rows = [(str(x.settings["seed"]), x.ended) for x in recording.lines]
+        yield Table("Sums", ("seed", "sum"), rows)
+        yield Table("How many", ("runs",), [(str(len(rows)),)], "All of them.\nNone is left out.")
 
     def charts(self, recording: Recording) -> list[Chart]:
         """One chart."""
@@ -228,6 +228,44 @@ def test_a_line_that_is_no_run_is_named(
     assert "sums.jsonl, line 1: is no list of calls" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("settings", [{"seed": 7}, {"group": 1}, {}])
+def test_a_line_with_other_settings_is_left_out_told_of_and_kept(
+    sums: Sums, settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path) == 0
+    where = ["--results", str(tmp_path)]
+    assert answer(["table", "sums", *where]) == 0
+    whole = capsys.readouterr().out
+    lines.add(tmp_path / "sums.jsonl", Line("sums", settings, lines.DONE))
+    number = len((tmp_path / "sums.jsonl").read_text().splitlines())
+    for command in ("table", "figure"):
+        assert answer([command, "sums", *where]) == 0
+        shown = capsys.readouterr()
+        told = f"sums.jsonl, line {number}: left out; runs have other settings"
+        assert told in shown.err
+        assert command == "figure" or shown.out in whole
+    assert run(tmp_path, rerun=True) == 0
+    assert recorded(tmp_path)[-1]["settings"] == settings, "it may be of use to somebody"
+
+
+def test_pages_leave_out_lines_with_other_settings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, page = tmp_path / "fidelity.jsonl", tmp_path / "out" / "results.md"
+    path.write_bytes((lines.FOLDER / path.name).read_bytes())
+    write = ["docs", "--results", str(tmp_path), "--out", str(page.parent)]
+    assert answer(write) == 0
+    whole = page.read_text()
+    capsys.readouterr()
+    lines.add(path, Line("fidelity", {"pair": "x"}, lines.DONE))
+    assert answer(write) == 0
+    assert capsys.readouterr().err.count("left out") == 1, "however often the file is read"
+    assert page.read_text() == whole
+    lines.add(path, Line("fidelity", {"pair": "x", "seed": 0}, lines.DONE))
+    assert answer(write) == 0
+    assert capsys.readouterr().err.count("left out") == 2
+
+
 def test_who_is_killed_loses_the_run_under_way_alone(
     sums: Sums, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,6 +287,65 @@ def test_who_is_killed_loses_the_run_under_way_alone(
         1,
         2,
     ]
+
+
+@pytest.fixture
+def no_gpu(sums: Sums, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Odd runs need a GPU, and none is here."""
+    own = replace(harness.find("sums"), gpu=lambda settings: bool(settings["seed"] % 2))
+    for module in (catalogue, harness):
+        monkeypatch.setattr(module, "find", lambda _: own)
+    monkeypatch.setattr(machine, "has_gpu", lambda: False)
+
+
+def test_runs_that_need_a_gpu_are_left_to_a_machine_that_has_one(
+    sums: Sums,
+    no_gpu: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    where = ["--results", str(tmp_path)]
+    assert answer(["run", "sums", *where]) == 1
+    assert sums.measured == [0, 2]
+    told = capsys.readouterr()
+    assert "2 runs of sums not begun: a GPU is needed, and none is here\n" in told.err
+    assert "2 runs are left" in told.out
+    for name in ("sums", "all"):
+        assert answer(["run", name, *where]) == 2
+        told = capsys.readouterr()
+        assert "2 runs of sums not begun" in told.err
+        assert "--anyway" in told.err
+    assert sums.measured == [0, 2]
+    assert answer(["run", "sums", "--anyway", "--only", "seed=1", *where]) == 0
+    monkeypatch.setattr(machine, "has_gpu", lambda: True)
+    assert answer(["run", "sums", *where]) == 0
+    assert sums.measured == [0, 2, 1, 3]
+
+
+def test_the_trimmed_form_needs_no_gpu(
+    sums: Sums, no_gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = replace(harness.find("sums"), gpu=lambda _: True)
+    assert harness.run(own, Asked(quick=True, folder=tmp_path)) == 0
+    assert sums.measured == [0]
+
+
+def test_one_that_needs_a_gpu_keeps_no_other_from_running(
+    sums: Sums, no_gpu: None, tmp_path: Path
+) -> None:
+    both = [replace(harness.find("sums"), gpu=lambda _, need=need: need) for need in (True, False)]
+    assert harness.run_all(both, Asked(folder=tmp_path)) == 2
+    assert sums.measured == [0, 1, 2, 3]
+
+
+def test_what_is_said_to_need_a_gpu_does() -> None:
+    for name in catalogue.NAMES:
+        experiment = catalogue.find(name)
+        needs = [experiment.gpu(unit) for unit in experiment.units(False)]
+        assert any(needs) == ("GPU" in experiment.needs), name
+        spared = any(word in experiment.needs for word in (" for ", "but for"))
+        assert all(needs) == (bool(needs) and "GPU" in experiment.needs and not spared), name
 
 
 def test_missing_data_is_no_result_and_is_said_once(
@@ -393,7 +490,7 @@ def test_the_command_runs_shows_and_draws(
     assert answer(["list", *where]) == 0
     assert "4 of 4 runs" in capsys.readouterr().out
     assert answer(["table", "sums", *where, "--format", "csv"]) == 0
-    assert capsys.readouterr().out.splitlines()[1] == "0,done"
+    assert capsys.readouterr().out.splitlines()[:3] == ["# Sums", "seed,sum", "0,done"]
     assert answer(["run", "sums", "--only", "seed", *where]) == 2
     for form, begin in (("svg", b"<svg"), ("png", b"\x89PNG")):
         assert answer(["figure", "sums", "--format", form, *where]) == 0
@@ -468,10 +565,54 @@ def test_an_unknown_experiment_is_named(capsys: pytest.CaptureFixture[str]) -> N
 def test_tables_are_escaped() -> None:
     table = Table("50 % of η_ver", ("a|b", "c"), [("x_1 & 2", '3,"4"')])
     assert r"a\|b" in FORMATS["md"](table)
-    assert FORMATS["csv"](table).splitlines()[1] == 'x_1 & 2,"3,""4"""'
+    assert FORMATS["csv"](table).splitlines()[2] == 'x_1 & 2,"3,""4"""'
     latex = FORMATS["latex"](table)
     assert r"x\_1 \& 2" in latex
     assert r"\caption{50 \% of $\eta$\_ver}" in latex
+
+
+def test_words_and_titles_stand_before_tables_as_comments() -> None:
+    table = Table("Sums", ("a", "b"), [("1", "2")], "Of one\nmachine.\n\n50 % of it.")
+    csv = FORMATS["csv"](table).splitlines()
+    assert csv == ["# Sums", "# Of one", "# machine.", "#", "# 50 % of it.", "a,b", "1,2"]
+    latex = FORMATS["latex"](table).splitlines()
+    assert latex[:5] == ["% Of one", "% machine.", "%", "% 50 % of it.", r"\begin{table}"]
+
+
+def test_one_of_several_tables_can_be_shown(
+    sums: Sums, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path)
+    capsys.readouterr()
+    show = ["table", "sums", "--format", "csv", "--results", str(tmp_path)]
+    assert answer(show) == 0
+    first, second = capsys.readouterr().out.split("\n\n")
+    for number, part in (("1", first), ("2", second)):
+        assert answer([*show, "--only-table", number]) == 0
+        assert capsys.readouterr().out.strip() == part.strip()
+    for number in ("0", "3"):
+        assert answer([*show, f"--only-table={number}"]) == 2
+    assert "sums has 2 tables, and no number 3" in capsys.readouterr().err
+
+
+def test_where_nothing_can_be_written_one_line_says_so(
+    sums: Sums, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path)
+    monkeypatch.setattr(catalogue, "NAMES", ())
+    monkeypatch.setattr(pages, "results_page", lambda _: "")
+    monkeypatch.setattr(pages, "schemes_page", lambda _: "")
+    capsys.readouterr()
+    for command in (["figure", "sums"], ["docs"]):
+        assert answer([*command, "--results", str(tmp_path), "--out", "/proc/x"]) == 2
+        assert capsys.readouterr().err == "polo-lab: /proc/x: No such file or directory\n"
+
+    def full(*_: object) -> None:
+        raise OSError("no room")
+
+    monkeypatch.setattr(pages, "write", full)
+    assert answer(["docs", "--results", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == "polo-lab: the system: no room\n"
 
 
 def test_a_chart_without_values_or_with_one_is_drawn() -> None:

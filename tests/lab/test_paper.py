@@ -347,7 +347,7 @@ def test_smaller_sizes_of_a_pair_share_a_bench() -> None:
 
 
 def test_what_recorded_runs_show_is_said() -> None:
-    recorded = {name: page._read(name, lines.FOLDER) for name in page.NAMES}
+    recorded = {name: catalogue.recorded(name, lines.FOLDER) for name in page.NAMES}
     said = "\n".join(findings.of_ours(recorded))
     for part in ("polo, chain: the paper's ticks", "eta-ver: no threshold", "llm, smollm2-135m"):
         assert part in said

@@ -1,9 +1,12 @@
 """All experiments by name. Modules are imported when one of theirs is asked for."""
 
 import importlib
+from pathlib import Path
 
 from polo.errors import PoloError
+from polo_lab.experiments import lines
 from polo_lab.experiments.experiment import Experiment
+from polo_lab.experiments.lines import Recording
 
 _MODULES = {
     "comparison": "paper.comparison",
@@ -36,3 +39,9 @@ def find(name: str) -> Experiment:
     module = importlib.import_module(f"polo_lab.experiments.{_MODULES[name]}")
     found: Experiment = next(one for one in module.EXPERIMENTS if one.name == name)
     return found
+
+
+def recorded(name: str, folder: Path) -> Recording:
+    """What a folder has of an experiment; lines with settings of no run of it are left out."""
+    own = find(find(name).lines)
+    return lines.read(lines.path_of(own.name, folder), own.names_of(folder))

@@ -227,6 +227,7 @@ EXPERIMENTS = tuple(
         wrong=wrong,
         workers=workers,
         needs=needs,
+        gpu=lambda settings: settings["task"] in LARGE,
     )
     for name, title, own, workers, needs in (
         ("effort", "evidence of effort: honest runs, and every attack on it", _all, 2, ""),

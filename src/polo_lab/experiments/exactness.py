@@ -128,5 +128,6 @@ EXPERIMENTS = (
         wrong=wrong,
         workers=2,
         needs="POLO_DATA and a GPU for ResNet-18",
+        gpu=lambda settings: settings["task"] in LARGE,
     ),
 )

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from polo_lab.experiments import lines
 from polo_lab.experiments.chart import Chart
 from polo_lab.experiments.lines import Line, Recording, Settings
 from polo_lab.experiments.table import Table
@@ -66,7 +65,9 @@ class Bench:
 
     def recorded(self, name: str) -> Recording:
         """What is recorded of an experiment so far, by this call and by others."""
-        return lines.read(lines.path_of(name, self.results)) if self.results else Recording()
+        from polo_lab.experiments import catalogue  # It imports experiments, which import this.
+
+        return catalogue.recorded(name, self.results) if self.results else Recording()
 
     def kept(self, name: str) -> Path:
         """A folder that stays when the group is done; whoever needs it last removes it."""
@@ -79,6 +80,10 @@ def _nothing(_: Recording) -> Sequence[Chart]:
 
 def _fine(_: Line) -> str:
     return ""
+
+
+def _never(_: Settings) -> bool:
+    return False
 
 
 @dataclass(frozen=True)
@@ -97,6 +102,7 @@ class Experiment:
         workers: Processes of one thread each, by default; 0 measures in this one, as a GPU and
             whoever looks at the clock want it.
         needs: What its full form needs beside a processor.
+        gpu: Whether a run of the full form needs a GPU; without one it is not begun.
         recorded: Name of the experiment that its lines are recorded under, if it is another view
             of the same runs.
         units_in: The settings of every run, where they come from what a folder has recorded.
@@ -114,6 +120,7 @@ class Experiment:
     wrong: Callable[[Line], str] = _fine
     workers: int = 0
     needs: str = ""
+    gpu: Callable[[Settings], bool] = _never
     recorded: str = ""
     units_in: Callable[[Path], Iterable[Settings]] | None = None
     ordered: bool = False
@@ -121,6 +128,11 @@ class Experiment:
     def units_of(self, quick: bool, results: Path) -> Iterable[Settings]:
         """The settings of every run, with lines in some folder."""
         return self.units(quick) if quick or not self.units_in else self.units_in(results)
+
+    def names_of(self, results: Path) -> set[frozenset[str]]:
+        """Names of settings that a run may have, those of either form."""
+        units = (*self.units_of(False, results), *self.units(True))
+        return {frozenset(unit) for unit in units}
 
     @property
     def lines(self) -> str:

@@ -13,16 +13,22 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from polo.checks import counted
 from polo.errors import CapacityError, FormatError, MissingError, PoloError, TermsError
 from polo_lab.data import files
 from polo_lab.experiments import lines, machine, pool, sharing
-from polo_lab.experiments.catalogue import find
+from polo_lab.experiments.catalogue import find, recorded
 from polo_lab.experiments.experiment import Bench, Experiment, Refusal
 from polo_lab.experiments.lines import Line, Settings
 from polo_lab.training import DivergedError
 
 QUICK = "quick"
 """Folder of lines of trimmed runs, which are no results."""
+
+_WITHOUT_GPU = (
+    "Run the same where there is a GPU; or give --quick for a trimmed form, or --anyway to run "
+    "it on this processor, however long that takes."
+)
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,7 @@ class Asked:
         minutes: Begin nothing after so many minutes; 0 for no limit. What has begun goes on, so a
             call takes up to as long as this and its longest run together.
         folder: Where lines lie.
+        anyway: Run on a processor what needs a GPU, where there is none.
     """
 
     quick: bool = False
@@ -45,6 +52,7 @@ class Asked:
     workers: int | None = None
     minutes: float = 0.0
     folder: Path = lines.FOLDER
+    anyway: bool = False
 
     @property
     def place(self) -> Path:
@@ -57,17 +65,18 @@ def run(experiment: Experiment, asked: Asked) -> int:
 
     Raises:
         PoloError: No run has the settings that were asked for.
+        MissingError: All that is left needs a GPU, and there is none.
     """
     out = lines.path_of(experiment.lines, asked.place)
     units = chosen(experiment, asked)
     if asked.only and not units:
         raise _unknown(experiment, asked)
     lines.check_writable(out)
-    known = lines.read(out)
+    known = recorded(experiment.name, asked.place)
     lines.warn_of_broken(out, known)
     pending = units if asked.rerun else _missing(units, known.lines)
     workers = experiment.workers if asked.workers is None else asked.workers
-    groups = _spread(_grouped(experiment, pending), workers)
+    groups = _spread(_grouped(experiment, _possible(experiment, pending, asked)), workers)
     deadline = time.monotonic() + 60 * asked.minutes if asked.minutes else float("inf")
     measuring = functools.partial(
         measure,
@@ -85,6 +94,18 @@ def run(experiment: Experiment, asked: Asked) -> int:
         lines.tidy(out, [lines.key_of(unit) for unit in every])
     late = time.monotonic() > deadline
     return _summary(experiment, done, left=len(pending) - len(done), late=late)
+
+
+def run_all(experiments: Iterable[Experiment], asked: Asked) -> int:
+    """Run several; what one of them misses keeps none of the others from running, and gives 2."""
+    codes = []
+    for experiment in experiments:
+        try:
+            codes.append(run(experiment, asked))
+        except MissingError as error:
+            print(error.diagnostics(), file=sys.stderr)
+            codes.append(2)
+    return max(codes)
 
 
 def chosen(experiment: Experiment, asked: Asked) -> list[Settings]:
@@ -204,6 +225,23 @@ def _missing(units: Sequence[Settings], known: Sequence[Line]) -> list[Settings]
     """What is not recorded yet; runs that crashed are tried again."""
     done = {line.key for line in known if line.ended != lines.CRASHED}
     return [unit for unit in units if lines.key_of(unit) not in done]
+
+
+def _possible(
+    experiment: Experiment, pending: Sequence[Settings], asked: Asked
+) -> Sequence[Settings]:
+    """What can be run here: on a processor some runs would take for ever, and count as done."""
+    if asked.quick or asked.anyway or machine.has_gpu():
+        return pending
+    kept = [unit for unit in pending if not experiment.gpu(unit)]
+    if len(kept) == len(pending):
+        return kept
+    skipped = f"{counted(len(pending) - len(kept), 'run')} of {experiment.name} not begun"
+    told = f"{skipped}: a GPU is needed, and none is here"
+    if not kept:
+        raise MissingError(told, advice=_WITHOUT_GPU)
+    print(told, file=sys.stderr)
+    return kept
 
 
 def _grouped(experiment: Experiment, units: Sequence[Settings]) -> list[list[Settings]]:

@@ -9,7 +9,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -104,12 +104,14 @@ class Recording:
         calls: Commands and machines of runs that do not say theirs.
         broken: Lines that are cut or damaged, and left out.
         crashed: Repetitions that crashed, of runs that did not before; they stay in the file.
+        strange: Lines by number whose settings no run has; they are left out and stay in the file.
     """
 
     lines: Sequence[Line] = ()
     calls: Sequence[Mapping[str, Any]] = ()
     broken: int = 0
     crashed: Sequence[Line] = ()
+    strange: Mapping[int, Line] = field(default_factory=dict)
 
     @property
     def done(self) -> list[Line]:
@@ -130,8 +132,12 @@ def path_of(name: str, folder: Path) -> Path:
     return folder / f"{name}.jsonl"
 
 
-def read(path: Path) -> Recording:
+def read(path: Path, names: Container[frozenset[str]] | None = None) -> Recording:
     """A file of lines; those that are broken are counted, and nothing is found where there is none.
+
+    Args:
+        path: The file.
+        names: Names of settings that a run may have; by default any, as long as a seed is there.
 
     Raises:
         FormatError: A line is whole, and no run.
@@ -140,11 +146,13 @@ def read(path: Path) -> Recording:
     numbered = [(number, text) for number, text in enumerate(texts, 1) if text.strip()]
     values = [(number, value) for number, text in numbered if (value := _value(text)) is not None]
     calls = [call for number, value in values for call in _calls(value, f"{path}, line {number}")]
-    found = [_line(value, f"{path}, line {number}") for number, value in values]
-    runs = [line for line in found if line is not None]
+    found = {number: _line(value, f"{path}, line {number}") for number, value in values}
+    whole = {number: line for number, line in found.items() if line is not None}
+    strange = {number: line for number, line in whole.items() if not _fits(line, names)}
+    runs = [line for number, line in whole.items() if number not in strange]
     last, once = {line.key: line for line in runs}, settled(runs)
     again = [last[line.key] for line in once if last[line.key] is not line]
-    return Recording(once, calls, broken=len(numbered) - len(values), crashed=again)
+    return Recording(once, calls, len(numbered) - len(values), again, strange)
 
 
 def check_writable(path: Path) -> None:
@@ -170,10 +178,13 @@ def check_writable(path: Path) -> None:
 
 
 def warn_of_broken(path: Path, known: Recording) -> None:
-    """Say that lines of a file are cut or damaged."""
+    """Say that lines of a file are cut or damaged, or are about no run that there is."""
     if known.broken:
         count = counted(known.broken, "broken line")
         print(f"{path}: {count} left out; a run moves them to {path.name}.broken", file=sys.stderr)
+    for number, line in known.strange.items():
+        told = f"left out; runs have other settings than {line.key or 'none'}"
+        print(f"{path}, line {number}: {told}", file=sys.stderr)
 
 
 def add(path: Path, line: Line) -> None:
@@ -207,7 +218,7 @@ def tidy(path: Path, order: Sequence[str]) -> None:
             aside = path.with_name(f"{path.name}.broken")
             with aside.open("ab") as file:
                 file.writelines(text + b"\n" for text in _broken(path))
-        kept = (*recording.lines, *recording.crashed)
+        kept = (*recording.lines, *recording.crashed, *recording.strange.values())
         ordered = sorted(kept, key=lambda line: places.get(line.key, len(places)))
         parts: list[Mapping[str, Any]] = [{"calls": recording.calls}] if recording.calls else []
         parts += [line.to_json() for line in ordered]
@@ -260,6 +271,10 @@ def _line(value: dict[str, Any], place: str) -> Line | None:
     except TypeError:
         pass  # Named as below: it has what no line has, or lacks what each one has.
     raise FormatError("is no recorded run", place=place, advice="Take the line out, or mend it.")
+
+
+def _fits(line: Line, names: Container[frozenset[str]] | None) -> bool:
+    return "seed" in line.settings if names is None else frozenset(line.settings) in names
 
 
 def _text(value: object) -> str:

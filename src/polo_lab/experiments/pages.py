@@ -38,6 +38,10 @@ def write(results: Path = lines.FOLDER, out: Path = FOLDER) -> list[Path]:
         raise PoloError(
             "no recorded runs are there", place=str(results), advice="polo-lab run NAME"
         )
+    for name in catalogue.NAMES:
+        if catalogue.find(name).lines == name:  # Others are views of the same lines.
+            path = lines.path_of(name, results)
+            lines.warn_of_broken(path, catalogue.recorded(name, results))
     pages = {out / "results.md": results_page(results), out / "schemes.md": schemes_page(results)}
     out.mkdir(parents=True, exist_ok=True)
     for path, text in pages.items():
@@ -49,7 +53,7 @@ def _figures(results: Path) -> list[Path]:
     found = []
     for name in page.NAMES:
         experiment = catalogue.find(name)
-        recording = lines.read(lines.path_of(experiment.lines, results))
+        recording = catalogue.recorded(name, results)
         if recording.lines and (charts := experiment.charts(recording)):
             found += write_figures(name, charts, results / page.FIGURES, "svg")
     return found
@@ -64,7 +68,7 @@ def results_page(results: Path = lines.FOLDER) -> str:
 def schemes_page(results: Path = lines.FOLDER) -> str:
     """The text of docs/schemes.md."""
     found = _found(results, _SCHEMES)
-    adapters = llm_report.sections(lines.read(lines.path_of("llm", results)))
+    adapters = llm_report.sections(catalogue.recorded("llm", results))
     return schemes_report.page(found, tuple(adapters))
 
 
@@ -73,13 +77,13 @@ def _effort(results: Path) -> list[str]:
     parts = ["# Evidence of effort", effort_report.WORDS, effort_report.retried(0.5, 10, 2)]
     for name, recording in found.items():
         parts += effort_report.sections(name, recording)
-    parts += escapes.sections(lines.read(lines.path_of("escapes", results)))
-    parts += exactness.sections(lines.read(lines.path_of("exactness", results)))
+    parts += escapes.sections(catalogue.recorded("escapes", results))
+    parts += exactness.sections(catalogue.recorded("exactness", results))
     parts += effort_report.attacks(list(found.values()))
     return parts
 
 
 def _found(results: Path, names: dict[str, str]) -> dict[str, Recording]:
     """What was recorded, by the name that a page gives it; what was not is left out."""
-    read = {title: lines.read(lines.path_of(name, results)) for title, name in names.items()}
+    read = {title: catalogue.recorded(name, results) for title, name in names.items()}
     return {title: recording for title, recording in read.items() if recording.lines}

@@ -40,6 +40,9 @@ BUDGETS = (0.1, 0.2, 0.4)
 HINGES_LARGE = (0.003, 0.0003, 0.03)
 """The same for ResNet-18, whose shards have more steps; the one in the middle first."""
 
+LARGE = ("resnet18",)
+"""Tasks that want a GPU."""
+
 SMALLER = 0.2
 """A finishing budget of FedIPR that costs little where a mark takes most of the scales."""
 
@@ -219,7 +222,7 @@ def _large(quick: bool) -> Iterable[Settings]:
     """The large task wants a GPU; the trimmed form stays with a small one."""
     if quick:
         return units(tasks=["digits"], schemes=["signed"], bits=[256], seeds=1)
-    tasks, bits = ["resnet18"], (2048, 1024)
+    tasks, bits = LARGE, (2048, 1024)
     found = units(tasks=tasks, schemes=tuple(SCHEMES), bits=bits, seeds=1)
     # Norm scales are so few that load and λ decide what their marks cost: each λ at the least load
     # that 2048 bits fit into, or at the scheme's own, and each load at the λ in the middle.
@@ -257,6 +260,7 @@ EXPERIMENTS = tuple(
         group=("task", "seed"),
         workers=workers,
         needs=needs,
+        gpu=lambda settings: settings["task"] in LARGE,
     )
     for name, title, own, workers, needs in (
         ("schemes", "what marks of every scheme cost, and what they withstand", _small, 2, ""),

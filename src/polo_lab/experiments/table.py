@@ -52,17 +52,25 @@ def _titled(table: Table) -> str:
 
 
 def _csv(table: Table) -> str:
+    """Title and words as comments, head, rows."""
     out = io.StringIO()
+    out.writelines(f"{line}\n" for line in _comment("#", table.title, table.words))
     csv.writer(out, lineterminator="\n").writerows([table.head, *table.rows])
     return out.getvalue().rstrip("\n")
 
 
+def _comment(sign: str, *texts: str) -> list[str]:
+    """Texts as comments, line by line."""
+    return [f"{sign} {line}".rstrip() for text in texts for line in text.splitlines()]
+
+
 def _latex(table: Table) -> str:
-    """A `tabular` with rules of booktabs, inside a `table`."""
+    """A `tabular` with rules of booktabs, inside a `table`; words before it as comments."""
     lines = [_row(table.head), r"\midrule", *map(_row, table.rows)]
     columns = "l" * len(table.head)
     return "\n".join(
-        [r"\begin{table}", r"\centering", rf"\caption{{{_escaped(table.title)}}}",
+        [*_comment("%", table.words), r"\begin{table}", r"\centering",
+         rf"\caption{{{_escaped(table.title)}}}",
          rf"\begin{{tabular}}{{{columns}}}", r"\toprule", *lines, r"\bottomrule",
          r"\end{tabular}", r"\end{table}"]
     )  # fmt: skip

@@ -168,5 +168,6 @@ EXPERIMENTS = (
         charts=charts,
         group=("pair", "scheme", "bits", "seed"),
         needs="POLO_DATA and a GPU for the headline",
+        gpu=lambda settings: settings["pair"] != QUICK,
     ),
 )

@@ -232,6 +232,7 @@ EXPERIMENTS = (
         tables=tables,
         group=_GROUP,
         needs="POLO_DATA and a GPU, but for digits",
+        gpu=lambda settings: settings["pair"] != QUICK,
     ),
     Experiment(
         name="attack-curves",
@@ -242,6 +243,7 @@ EXPERIMENTS = (
         charts=charts,
         group=_GROUP,
         needs="POLO_DATA and a GPU, but for digits",
+        gpu=lambda settings: settings["pair"] != QUICK,
         recorded="ofa-wma",
     ),
 )

@@ -28,7 +28,7 @@ experiments is about the runs that are recorded, and about those alone:"""
 
 def sections(results: Path) -> Iterator[str]:
     """The part's text, piece by piece."""
-    found = {name: _read(name, results) for name in NAMES}
+    found = {name: catalogue.recorded(name, results) for name in NAMES}
     yield "## Ours beside the paper's"
     yield _WORDS
     if undone := _listed(_undone(found, results)):
@@ -84,10 +84,6 @@ def _section(name: str, recording: Recording) -> Iterator[str]:
 def _table(table: Table) -> Iterator[str]:
     yield f"### {table.title}"
     yield from filter(None, (table.words, markdown(table)))
-
-
-def _read(name: str, results: Path) -> Recording:
-    return lines.read(lines.path_of(catalogue.find(name).lines, results))
 
 
 def _listed(sentences: Iterator[str]) -> str:

@@ -232,6 +232,7 @@ EXPERIMENTS = tuple(
         charts=_charts(setting, across),
         group=("pair", "epochs", "seed"),
         needs="POLO_DATA and a GPU, but for digits",
+        gpu=lambda settings: settings["pair"] != QUICK,
     )
     for name, title, own, setting, across in (
         ("learning-rate", "shard rate by learning rate", _rates, "rate", "learning rate"),

@@ -136,5 +136,6 @@ EXPERIMENTS = (
         charts=charts,
         group=("pair", "seed"),
         needs="POLO_DATA and a GPU, but for digits",
+        gpu=lambda settings: settings["pair"] != QUICK,
     ),
 )

@@ -245,6 +245,7 @@ EXPERIMENTS = (
         group=("pair", "epochs", "seed"),
         wrong=wrong,
         needs="POLO_DATA and a GPU",
+        gpu=lambda settings: settings["pair"] != QUICK,
         ordered=True,
     ),
 )
