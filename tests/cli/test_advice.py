@@ -214,3 +214,62 @@ def test_an_empty_model_can_be_looked_at(
     save_file({"a.weight": torch.zeros(400, 256)}, path)
     assert run("validate", path, "--json") == 0
     assert not json.loads(capsys.readouterr().out)["forging"]["all_bits"]["accepted"]
+
+
+class Moody:
+    """A task of one's own with a mistake in it."""
+
+    name, version, metric, floor = "moody", 1, "accuracy", (0.1,)
+
+    def build_model(self) -> nn.Module:
+        raise KeyError("width")
+
+    def evaluate(self, model: nn.Module) -> float:
+        raise ZeroDivisionError("no test digits")
+
+
+class Sullen(Moody):
+    """One that cannot test its model."""
+
+    def build_model(self) -> nn.Module:
+        from polo.tasks.digits import Digits
+
+        return Digits().build_model()
+
+
+def test_a_task_that_fails_is_blamed_and_not_polo(
+    digits: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "polo.cli.subject.load_task", lambda name: {"a": Moody, "b": Sullen}[name]()
+    )
+    assert run("validate", "--task", "a") == 2
+    told = capsys.readouterr().err
+    assert "the task 'moody' fails in build_model(): KeyError: 'width'" in told
+    assert run("validate", "--task", "b", "--model", digits) == 2
+    told += capsys.readouterr().err
+    assert "fails in evaluate(): ZeroDivisionError: no test digits" in told
+    assert "report it" not in told
+
+
+def test_pickled_weights_are_not_opened_and_the_way_out_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save(nn.Linear(4, 4).state_dict(), tmp_path / "m.pt")
+    assert run("validate", tmp_path / "m.pt") == 2
+    told = capsys.readouterr().err
+    assert "pickled models are not opened" in told
+    assert "save_file" in told
+
+
+def test_too_many_shards_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("validate", "--task", "digits", "--shards", "1000000000") == 2
+    assert "--shards 1000000000 is too many" in capsys.readouterr().err
+
+
+def test_norm_scales_are_advised_by_what_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    order = ("--task", "lab-cifar10-resnet18", "--scheme", "fedipr", "--bits", "1024")
+    assert run("validate", *order) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "on ResNet-18 several points" in said
+    assert "polo enrol --budget 0.2" in said

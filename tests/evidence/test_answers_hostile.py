@@ -64,8 +64,9 @@ def other_layout(path: Path) -> None:
 
 
 def link(path: Path) -> None:
-    path.rename(path.with_suffix(".moved"))
-    path.symlink_to(path.with_suffix(".moved"))
+    elsewhere = path.parent.with_name(f"{path.parent.name}-{path.name}.moved")
+    path.rename(elsewhere)
+    path.symlink_to(elsewhere)
 
 
 def pipe(path: Path) -> None:
@@ -87,7 +88,7 @@ SPOILT: dict[str, tuple[Callable[[Path], None], str]] = {
     "another layout": (other_layout, "bytes; a checkpoint of this layout has"),
     "another header": (lambda path: flip(path, 12), "header is not the canonical one"),
     "missing": (Path.unlink, "was asked for and is not shown"),
-    "link": (link, "cannot be opened"),
+    "link": (link, "is a link"),
     "pipe": (pipe, "not a plain file"),
     "folder": (folder, "not a plain file"),
 }
@@ -109,6 +110,19 @@ def test_a_state_that_is_not_the_recorded_one(
     assert message in check.detail
     assert check.place == DRAWN.file(part)
     assert check.sentence().startswith(f"segment (shard 2, segment 1, {check.place}): ")
+
+
+@pytest.mark.parametrize("name", ["evil.pkl", ".hidden", "000099-0000000000.model.safetensors"])
+def test_what_belongs_to_no_answer_is_refused(
+    name: str, lean: Any, asked: tuple[Challenge, Path], answer: Path
+) -> None:
+    assert lean.verify(asked[0], answer).outcome is Outcome.ACCEPTED
+    (answer / name).write_bytes(b"")
+    verdict = lean.verify(asked[0], answer)
+    assert verdict.outcome is Outcome.REJECTED
+    [check] = [one for one in verdict.of(Status.FAILED) if one.name == "draw"]
+    assert (check.place, check.advice) == (name, "Remove it.")
+    assert "belongs to no answer to this challenge" in check.detail
 
 
 @pytest.mark.parametrize("how", ["one bit", "cut", "missing", "pipe"])
@@ -152,7 +166,7 @@ SAMPLES: dict[str, tuple[Callable[[Path, Any], None], str]] = {
     "cut": (lambda path, lean: cut(path), "samples of these steps take"),
     "header": (lambda path, lean: flip(path, 12), "header of the samples"),
     "missing": (lambda path, lean: path.unlink(), "was asked for and is not shown"),
-    "link": (lambda path, lean: link(path), "cannot be opened"),
+    "link": (lambda path, lean: link(path), "is a link"),
     "pipe": (lambda path, lean: pipe(path), "not a plain file"),
 }
 

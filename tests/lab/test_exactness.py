@@ -13,7 +13,7 @@ from polo_lab.experiments.lines import Line, Recording
 KEY = Key("cancer", "adam", "cosine", 0)
 FIGURES = {
     "where": "A", "on_gpu": False, "killed": 196, "steps": 336, "segments": 168, "run": 30,
-    "exact": 30, "rerun": 60, "sealings": 2, "outcome": "accepted",
+    "exact": 30, "rerun": 60, "sealings": 2, "outcome": "accepted", "headline": "ACCEPTED",
 }  # fmt: skip
 
 

@@ -215,8 +215,8 @@ class CurrentShard:
             self._monitor.stepless(self._trained)
 
     def check_any(self) -> None:
-        """Refuse to close a proof without a single step."""
-        if not self.sealed and self.total == 0:
+        """Refuse to close a proof whose epochs have ended without a single step."""
+        if self.epochs and not self.sealed and self.total == 0:
             self._monitor.idle()
 
     def check_finite(self) -> None:

@@ -77,8 +77,8 @@ class Monitor:
 
     @staticmethod
     def idle() -> None:
-        """Refuse a run without any step: its proof would show nothing."""
-        raise ChainError(_IDLE.format("this run"), advice=_IDLE_ADVICE)
+        """Refuse a run of epochs without any step: its proof would show nothing."""
+        raise ChainError(_IDLE.format("any epoch"), advice=_IDLE_ADVICE)
 
     @staticmethod
     def stepless(trained: Callable[[], bool]) -> None:

@@ -332,8 +332,8 @@ class Prover:
                 where the terms name some.
 
         Raises:
-            ChainError: The optimizer that was attached made no step, in the whole run or since
-                the last shard although the weights have changed.
+            ChainError: The optimizer that was attached made no step, though the weights have
+                changed or an epoch has ended.
             WeightsError: The tail cannot be sealed because training has diverged, or the model is
                 not what was attached any more; the sealed shards are safe.
         """

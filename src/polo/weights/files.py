@@ -6,6 +6,7 @@ header; `read_header` parses that one within bounds.
 """
 
 import copy
+import errno
 import json
 import os
 import stat
@@ -58,7 +59,8 @@ def open_plain(path: Path) -> BinaryIO:
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        raise StoreError(f"cannot be opened: {error.strerror}", place=str(path)) from error
+        why = "is a link" if error.errno == errno.ELOOP else f"cannot be opened: {error.strerror}"
+        raise StoreError(why, place=str(path)) from error
     except ValueError as error:
         raise StoreError(f"cannot be opened: {error}", place=str(path)) from error
     if not stat.S_ISREG(os.fstat(handle).st_mode):

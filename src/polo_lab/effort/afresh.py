@@ -68,9 +68,8 @@ def respond(case: Case) -> None:
     proof, who = case.folder / "victim", case.enrol("victim")
     drawn = challenges.draw(proof)
     challenges.save(drawn, case.folder / _CHALLENGE)
-    answer(
-        proof, drawn, task=case.task, data=who.source, key=who.key, out=case.folder / _ANSWER
-    )  # fmt: skip
+    out = case.folder / _ANSWER
+    answer(proof, drawn, task=case.task, data=who.source, key=who.key, out=out)
 
 
 def judge(case: Case) -> Mapping[str, Any]:
@@ -88,7 +87,8 @@ def judge(case: Case) -> Mapping[str, Any]:
         "outcome": verdict.outcome.name.lower(),
         "headline": verdict.headline(),
         "segments": found.get("segments", 0),
-        "run": len(drawn.segments),
+        "asked": len(drawn.segments),
+        "run": found.get("run", 0),
         "exact": found.get("exact", 0),
         "rerun": found.get("steps", 0),
         "sealings": len(drawn.sealings),

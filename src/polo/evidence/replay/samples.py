@@ -178,8 +178,9 @@ def load_opening(
     width = sum(column.size for column in columns) + SIZE
     size = len(header) + width * len(indices) + SIZE * hashes
     with open_plain(path) as file:
-        if os.fstat(file.fileno()).st_size != size:
-            raise FormatError(f"samples of these steps take {size} bytes", place=place)
+        if (there := os.fstat(file.fileno()).st_size) != size:
+            detail = f"has {there} bytes; the samples of these steps take {size}"
+            raise FormatError(detail, place=place)
         data = read_span(file, 0, size, place=place)
     if not data.startswith(header):
         raise FormatError("the header of the samples is not the one it must be", place=place)

@@ -36,6 +36,7 @@ from polo.protocol.challenge import (
 )
 from polo.protocol.effort import Column
 from polo.protocol.layout import Layout
+from polo.storage.answers import names_of
 from polo.weights.checkpoint import Checkpoint, HeldCheckpoint
 from polo.weights.files import FileCheckpoint, open_plain
 from polo.weights.hashing import commit
@@ -117,7 +118,12 @@ class Shown:
         self._rest = rest
 
     def record(self) -> Answer:
-        """The signed part of the answer; its signature is not checked here."""
+        """The signed part of the answer; its signature is not checked here.
+
+        Raises:
+            FormatError: It is not what it must be, or beside it lies what belongs to no answer.
+        """
+        self._check_names()
         with open_plain(self._folder / ANSWER_FILE) as file:
             data = file.read(MAX_ANSWER_FILE + 1)
         if len(data) > MAX_ANSWER_FILE:
@@ -126,6 +132,14 @@ class Shown:
         if answer.challenge != self._challenge.digest:
             raise FormatError("it answers another challenge", place=ANSWER_FILE)
         return answer
+
+    def _check_names(self) -> None:
+        known = set(names_of(self._challenge))
+        with os.scandir(self._folder) as entries:
+            for entry in entries:
+                if entry.name not in known:
+                    detail = "belongs to no answer to this challenge"
+                    raise FormatError(detail, place=entry.name[:200], advice="Remove it.")
 
     def start(self, place: Place, recorded: Boundary) -> State:
         """The state that a segment starts from."""

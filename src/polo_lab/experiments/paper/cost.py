@@ -40,8 +40,11 @@ def units(quick: bool) -> Iterable[Settings]:
 
 def units_in(results: Path) -> Iterable[Settings]:
     """One for each run that is recorded in a folder."""
+    # Who names all experiments imports this module when it is asked for.
+    from polo_lab.experiments import catalogue
+
     for name in _OF:
-        for line in lines.read(lines.path_of(name, results)).done:
+        for line in catalogue.recorded(name, results).done:
             # Seconds of a machine that several runs shared say nothing about its price.
             if line.workers <= 1:
                 seed = line.settings["seed"]
@@ -97,8 +100,11 @@ def tables(recording: Recording) -> Iterator[Table]:
 def newest(recording: Recording) -> list[Line]:
     """Of runs that were repeated and priced again, the last."""
     found: dict[tuple[str, str], Line] = {}
-    for line in sorted(recording.done, key=lambda one: str(one.settings.get("began", ""))):
-        found[line.settings["of"], line.settings["run"]] = line
+    for line in recording.done:
+        last = found.setdefault((line.settings["of"], line.settings["run"]), line)
+        # Of one run, as the trimmed form trains it, there is nothing earlier.
+        if line.settings.get("began", "") > last.settings.get("began", ""):
+            found[line.settings["of"], line.settings["run"]] = line
     return list(found.values())
 
 
