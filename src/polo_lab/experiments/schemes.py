@@ -18,7 +18,14 @@ from polo_lab.effort.training import LabTask
 from polo_lab.experiments import schemes_report
 from polo_lab.experiments.experiment import Bench, Experiment, Measured
 from polo_lab.experiments.lines import Settings
-from polo_lab.experiments.schemes_rows import DENSE, PLAIN, Row, defaults_of
+from polo_lab.experiments.schemes_rows import (
+    BARE,
+    DENSE,
+    PLAIN,
+    Row,
+    defaults_of,
+    scheme_of,
+)
 from polo_lab.schemes.courses import COURSES
 from polo_lab.schemes.measures import forging, found_in, overwritten, told_apart
 from polo_lab.schemes.training import Marked, Plain, Setting, train_marked, train_plain
@@ -160,14 +167,14 @@ def _found(task: LabTask, row: Row, marked: Marked, folder: Path) -> dict[str, A
 
 
 def _setting(row: Row) -> Setting:
-    dense = row.scheme == DENSE
     return Setting(
-        "ednn" if dense else row.scheme,
+        scheme_of(row.scheme),
         row.bits,
         row.load / MILLION,
         row.strength / MILLION,
         row.budget / MILLION,
-        "dense" if dense else "block",
+        "dense" if row.scheme == DENSE else "block",
+        disguised=row.scheme != BARE,
     )
 
 
@@ -183,6 +190,7 @@ def _small(quick: bool) -> Iterable[Settings]:
         return units(tasks=["digits"], schemes=["ednn", "fedipr"], bits=[256], seeds=1)
     found = units(tasks=SMALL, schemes=tuple(SCHEMES), bits=BITS, seeds=5)
     found += units(tasks=SMALL, schemes=[DENSE], bits=BITS, seeds=2)
+    found += units(tasks=SMALL, schemes=[BARE], bits=BITS, seeds=3)
     # A dense key has a sign for every bit and weight of a group: light loads are left out.
     found += units(tasks=SMALL, schemes=[DENSE], bits=(256, 1024), loads=(0.0625, 0.5), seeds=2)
     # Its own size where nothing else is asked for, since norm scales are few.

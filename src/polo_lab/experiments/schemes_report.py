@@ -39,8 +39,8 @@ terms of level chain, and without. A shard may be sealed after every epoch. What
   η ≥ 0.95, which honest marks have in their own checkpoint. Where batch-norm's statistics may be
   estimated anew, inputs are needed and no labels. What is left of accuracy is the forge-hardness.
 - **told apart**: the better of two classifiers, on held-out blocks of marked and of unmarked
-  weights, where guessing is right half of the time. RIGA's discriminator is on in all of these
-  trainings; where terms ask for replay it is off, and marks of RIGA are as conspicuous as without
+  weights, where guessing is right half of the time. RIGA's discriminator is on but in `riga-bare`;
+  where terms ask for replay it is off, and marks of RIGA are as conspicuous as those
   (docs/adr/0017). Of fewer than ten blocks of a kind nothing can be learnt, and none is told.
 
 Figures are means over seeds, ± half of their 95 % interval (Student's t), where sizes are put

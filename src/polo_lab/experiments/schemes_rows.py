@@ -14,6 +14,11 @@ PLAIN = "none"
 DENSE = "ednn-dense"
 """What stands for EDNN with one key over all weights of a mark, which no terms call a scheme."""
 
+BARE = "riga-bare"
+"""What stands for RIGA without its discriminator, as under replay."""
+
+_OF = {DENSE: "ednn", BARE: "riga"}
+
 UNFIT = "does not fit: "
 SETTINGS = ("task", "scheme", "bits", "load", "strength", "budget", "seed")
 TIMINGS = ("seconds", "plain_seconds")
@@ -21,7 +26,12 @@ TIMINGS = ("seconds", "plain_seconds")
 
 def defaults_of(name: str) -> Defaults:
     """What suits a scheme by the name that rows have for it."""
-    return scheme("ednn" if name == DENSE else name).defaults
+    return scheme(scheme_of(name)).defaults
+
+
+def scheme_of(name: str) -> str:
+    """The scheme that terms name for it."""
+    return _OF.get(name, name)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """Training a subject with a prover attached, and without one."""
 
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 
 import polo
+from polo.embedding.riga import RigaPress
 from polo.protocol.detection import MILLION
 from polo.protocol.records import Shard, Terms
 from polo.prover import Proof
@@ -29,6 +31,8 @@ class Setting:
         strength: λ.
         budget: Largest edit of the finishing step, relative to a block's norm.
         key: The kind of key.
+        disguised: Whether RIGA's discriminator keeps marks inconspicuous, as it does by itself
+            unless terms ask for replay.
     """
 
     scheme: str
@@ -37,6 +41,7 @@ class Setting:
     strength: float | None = None
     budget: float | None = None
     key: str = "block"
+    disguised: bool = True
 
     def terms(self, task: LabTask) -> Terms:
         """Terms for a task, of level chain alone."""
@@ -115,6 +120,17 @@ def train_plain(task: LabTask, subject: Subject, seed: int) -> Plain:
     return Plain(model, accuracy, done.seconds + time.perf_counter() - began)
 
 
+@contextlib.contextmanager
+def _undisguised() -> Iterator[None]:
+    """Press RIGA's marks as under replay: no unmarked block is looked at to learn from."""
+    own = RigaPress.reference
+    RigaPress.reference = lambda *_: ()  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        RigaPress.reference = own  # type: ignore[method-assign]
+
+
 def train_marked(
     task: LabTask, subject: Subject, setting: Setting, seed: int, folder: Path
 ) -> Marked:
@@ -132,11 +148,12 @@ def train_marked(
     issued = polo.enrol(terms, identity=trainer.public_key, issuer=issuer)
     model, feed = _start(task, seed)
     prover = polo.Prover(issued, key=trainer, store=folder, retention="thin")
-    done = training.train(
-        model, feed, subject.course, prover=prover, metric=lambda: task.evaluate(model)
-    )
-    began = time.perf_counter()
-    proof = prover.finish()
+    with contextlib.nullcontext() if setting.disguised else _undisguised():
+        done = training.train(
+            model, feed, subject.course, prover=prover, metric=lambda: task.evaluate(model)
+        )
+        began = time.perf_counter()
+        proof = prover.finish()
     accuracy = task.evaluate(model)
     seconds = done.seconds + time.perf_counter() - began
     before = [epoch.eta for epoch in done.epochs if epoch.eta is not None]

@@ -43,7 +43,7 @@ _TRIED = 16
 _COMPARED = 3
 """Segments whose samples are compared before they are called copies."""
 
-_WIDE = 8
+_WIDE = 4
 """Segments in which it is seen how much of the network is trained."""
 
 _SMALL = 2**28
@@ -253,16 +253,16 @@ class Replay:
         if not data.passed or not self._untaught_is_here:
             return
         passed = sorted(data.passed, key=lambda at: (at.shard, at.segment))
-        count = min(_WIDE, len(passed))
-        for at in range(count):
-            place = passed[(2 * at + 1) * len(passed) // (2 * count)]
-            try:
+        count, place = min(_WIDE, len(passed)), passed[0]
+        try:
+            untaught = self._untaught(shown)
+            for at in range(count):
+                place = passed[(2 * at + 1) * len(passed) // (2 * count)]
                 state, samples = self._rerun.read(place, shown)
-                data.measure(self._rerun.width(samples, state, self._untaught(shown)))
-            except Exception as error:
-                self._rerun.forget()
-                yield _trouble("width", error, place.shard)
-                return
+                data.measure(self._rerun.width(samples, state, untaught))
+        except Exception as error:
+            self._rerun.forget()
+            yield _trouble("width", error, place.shard)
 
     @property
     def _untaught_is_here(self) -> bool:
