@@ -419,8 +419,7 @@ def test_silent_units_and_copies_together_must_leave_half_of_the_work(
     if forgiven:
         passed = Check("segment", Status.PASSED, "", figures={"distance": 0, "allowed": 0.01})
         teaching.judged(Place(1, 0), passed)
-    for width in widths:
-        teaching.measure(width)
+    teaching.measure(widths)
     [found] = [check for check in teaching.checks() if check.name == "width"]
     assert found.status is status
     assert bool(found.advice) == (status is not Status.PASSED)

@@ -128,14 +128,3 @@ def test_batches_left_at_the_end_of_an_epoch_do_no_harm(replayed: Any) -> None:
     progress = replayed.prover.end_epoch()
     assert progress is not None
     assert progress.sealed is None  # The terms ask for a whole pass.
-
-
-def test_units_that_fall_silent_are_told_once_and_before_a_verifier_says_it(replayed: Any) -> None:
-    with torch.no_grad():
-        replayed.model[1].bias.fill_(-1e3)
-    # The first shard, which was whole, and this one leave more than half of the work together.
-    assert replayed.epoch().sealed
-    with pytest.warns(polo.EmbeddingWarning, match="units have fallen silent") as told:
-        assert replayed.epoch().sealed
-        assert replayed.epoch().sealed
-    assert len([one for one in told if "silent" in str(one.message)]) == 1

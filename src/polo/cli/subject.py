@@ -120,6 +120,7 @@ def subject_of(file: Path | None, task: str | None, model: Path | None) -> Subje
     """
     from polo.weights.checkpoint import checkpoint_of
     from polo.weights.files import read_header
+    from polo.weights.formats import real_path
 
     if model is not None and (task is None or file is not None):
         raise TermsError(
@@ -135,6 +136,7 @@ def subject_of(file: Path | None, task: str | None, model: Path | None) -> Subje
     if task is None:
         assert file is not None
         _check_file(file)
+        file = real_path(file)
         return Subject(read_header(file)[0], None, None, file)
     known = load_task(task)
     net = trained(known, model) if model else _built(known)

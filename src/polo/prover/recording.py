@@ -1,7 +1,6 @@
 """The prover's side of level replay: the declared rates and order, and the record of states."""
 
 import math
-import statistics
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,7 +15,6 @@ from polo.evidence.replay.recipe import Recipe
 from polo.evidence.replay.record import Record
 from polo.evidence.replay.recorder import Recorder
 from polo.evidence.replay.state import named_state, parameter_names
-from polo.evidence.replay.teaching import LEAST_WORK
 from polo.evidence.replay.timeline import LEVEL
 from polo.protocol.records import Terms
 from polo.prover.monitor import EmbeddingWarning
@@ -66,7 +64,6 @@ class Recording:
         self._data = data
         self._loose: dict[str, torch.Tensor] = {}
         self._noted = False
-        self._moved: list[int] | None = None
         self._still: dict[str, torch.Tensor] = {}
         self._recorder: Recorder | None = None
         self._step = 0
@@ -99,7 +96,6 @@ class Recording:
                 advice="Make a new optimizer for this proof.",
             )
         if first:
-            self._moved = []
             self._check_data()
             self._loose = {name: value.clone() for name, value in self._buffers(kept=False)}
         self._order = Order(seed, self.recipe.samples, self.recipe.batch)
@@ -133,7 +129,6 @@ class Recording:
         if steps == 1:
             self._check_state()
             self._warn_of_loose()
-            self._warn_of_silence()
         self._recording().after_step()
         segments, rest = divmod(steps, self.recipe.every)
         if not rest:
@@ -233,26 +228,6 @@ class Recording:
                 )
         self._loose = {}
 
-    def _warn_of_silence(self) -> None:
-        """Say that most weights get no gradient any more: a verifier measures that, too.
-
-        By the first step of every shard that was trained here, against that of the first shard.
-        """
-        if self._moved is None:
-            return
-        self._moved.append(sum(_nonzero(p.grad) for p in self._trained() if p.grad is not None))
-        first, last, mean = self._moved[0], self._moved[-1], statistics.fmean(self._moved)
-        if mean < LEAST_WORK * first:
-            # Once is enough: it does not get better.
-            self._moved = None
-            warnings.warn(
-                f"this step moves {last / first:.0%} of the weights that the first one moved: "
-                "units have fallen silent. Where they leave less than half of the work over the "
-                "whole run, a verifier rejects the proof; ask for terms with a lower rate",
-                EmbeddingWarning,
-                stacklevel=2,
-            )
-
     def _note_gradients(self) -> None:
         """A segment ends: note at the gradients that are left over how often each was written."""
         self._noted = True
@@ -293,12 +268,6 @@ class Recording:
     def _recording(self) -> Recorder:
         assert self._recorder is not None
         return self._recorder
-
-
-def _nonzero(gradient: torch.Tensor) -> int:
-    """How many numbers of a gradient are not zero."""
-    values = gradient.coalesce().values() if gradient.is_sparse else gradient
-    return int(values.count_nonzero())
 
 
 def _written(gradient: torch.Tensor) -> float:

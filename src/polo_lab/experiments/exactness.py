@@ -76,7 +76,8 @@ def _done(stage: str, key: Key, folder: Path, kernels: str) -> dict[str, Any]:
     ends = -signal.SIGKILL if stage == "begin" else 0
     if process.returncode != ends:
         raise RuntimeError(f"{stage} ended with {process.returncode}: {process.stderr[-400:]}")
-    found: dict[str, Any] = json.loads(process.stdout or "{}")
+    # A task may print things of its own.
+    found: dict[str, Any] = json.loads((process.stdout.splitlines() or ["{}"])[-1])
     return found
 
 

@@ -43,7 +43,7 @@ _TRIED = 16
 _COMPARED = 3
 """Segments whose samples are compared before they are called copies."""
 
-_WIDE = 4
+_WIDE = 8
 """Segments in which it is seen how much of the network is trained."""
 
 _SMALL = 2**28
@@ -250,19 +250,18 @@ class Replay:
 
     def _widened(self, shown: Shown, data: Teaching) -> Iterator[Check]:
         """How much of the network is trained, in segments from the first to the last."""
-        if not data.passed or not self._untaught_is_here:
-            return
         passed = sorted(data.passed, key=lambda at: (at.shard, at.segment))
-        count, place = min(_WIDE, len(passed)), passed[0]
-        try:
-            untaught = self._untaught(shown)
-            for at in range(count):
-                place = passed[(2 * at + 1) * len(passed) // (2 * count)]
+        count, widths = min(_WIDE, len(passed)), []
+        for at in range(count):
+            place = passed[(2 * at + 1) * len(passed) // (2 * count)]
+            try:
                 state, samples = self._rerun.read(place, shown)
-                data.measure(self._rerun.width(samples, state, untaught))
-        except Exception as error:
-            self._rerun.forget()
-            yield _trouble("width", error, place.shard)
+                widths.append(self._rerun.width(place, samples, state))
+            except Exception as error:
+                self._rerun.forget()
+                yield _trouble("width", error, place.shard)
+                return
+        data.measure(widths)
 
     @property
     def _untaught_is_here(self) -> bool:

@@ -20,6 +20,7 @@ from polo.evidence.replay import calibration, platform
 from polo.evidence.replay.engine import Ended, Engine, Shard
 from polo.evidence.replay.likeness import Likeness, likeness
 from polo.evidence.replay.order import Order
+from polo.evidence.replay.products import Products
 from polo.evidence.replay.record import Record
 from polo.evidence.replay.shown import Samples, Shown, State
 from polo.evidence.replay.state import MOVE_ONE, SATURATED, Snapshot, digest_of
@@ -315,27 +316,21 @@ class Rerun:
                 drawing=drawing,
             )
 
-    def width(self, samples: Samples, state: State, start: State) -> float:
-        """Part of the weights that a batch moves in an untaught model, which it still moves.
+    def width(self, place: Place, samples: Samples, state: State) -> float:
+        """Part of the products of a segment's first step that must be made, silent units left out.
 
         Args:
-            samples: The samples of a segment; its first batch is taken.
-            state: The state that the segment starts from.
-            start: The untaught one.
+            place: The segment.
+            samples: Its samples.
+            state: The state that it starts from.
         """
-        record = self._timeline.records[1]
-        with platform.adopted(record.platform):
-            engine = self._prepared(record)
-            batch, moved = next(samples.tensors()), []
-            for each in (start, state):
-                engine.restore(each.model, each.rest)
-                # The same step for both: what it draws must not make the difference.
-                engine.enter(self._shard(1))
-                found = engine.slopes(0, batch).items()
-                moved.append({name: slope.to_dense() != 0 for name, slope in found})
-        first, now = moved
-        still = sum(int((first[name] & now[name]).sum()) for name in first if name in now)
-        return still / max(1, sum(int(each.sum()) for each in first.values()))
+        with platform.adopted(self._timeline.records[place.shard].platform):
+            engine = self._prepared(self._timeline.records[place.shard])
+            engine.restore(state.model, state.rest)
+            engine.enter(self._shard(place.shard))
+            first = self._timeline.span(place).first
+            with Products(engine.model) as products:
+                return products.left(engine.slopes(first, next(samples.tensors())))
 
     def _step(
         self, engine: Engine, place: Place, before: Snapshot, batch: Mapping[str, torch.Tensor]

@@ -135,11 +135,16 @@ class Shown:
 
     def _check_names(self) -> None:
         known = set(names_of(self._challenge))
-        with os.scandir(self._folder) as entries:
-            for entry in entries:
-                if entry.name not in known:
-                    detail = "belongs to no answer to this challenge"
-                    raise FormatError(detail, place=entry.name[:200], advice="Remove it.")
+        try:
+            with os.scandir(self._folder) as entries:
+                strange = next((entry.name for entry in entries if entry.name not in known), "")
+        except OSError as error:
+            raise StoreError(
+                f"cannot be read: {error.strerror}", place=str(self._folder)
+            ) from error
+        if strange:
+            detail = "belongs to no answer to this challenge"
+            raise FormatError(detail, place=strange[:200], advice="Remove it.")
 
     def start(self, place: Place, recorded: Boundary) -> State:
         """The state that a segment starts from."""

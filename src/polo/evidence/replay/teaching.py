@@ -7,7 +7,7 @@ Specification: docs/protocol.md, sections 16.3 and 17.10.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from polo.checks import Check, Status, counted
 from polo.evidence.replay import likeness
@@ -86,9 +86,9 @@ class Teaching:
     def _bounds(self) -> likeness.Bounds:
         return likeness.FORGIVEN if self.forgiving else likeness.EXACT
 
-    def measure(self, width: float) -> None:
-        """Take note of which part of the weights a batch still moves."""
-        self._widths.append(width)
+    def measure(self, widths: Sequence[float]) -> None:
+        """Take note of which part of their products some steps must make."""
+        self._widths = list(widths)
 
     def checks(self) -> Iterator[Check]:
         """What can be said of the samples once all segments were run."""
@@ -108,12 +108,15 @@ class Teaching:
         """Whether most of the network is trained: silent units cost nothing to leave out."""
         width, least = sum(self._widths) / len(self._widths), LEAST_WORK
         work = width * self._passes()
-        detail = f"in {counted(len(self._widths), 'segment')} a batch moves {width:.0%} of the "
-        detail += "weights that it moves in the untaught model; who leaves out silent units and "
-        detail += f"copies has {work:.0%} of the work, at least {least:.0%} asked"
+        detail = (
+            f"in {counted(len(self._widths), 'segment')} {width:.0%} of all products of a step "
+        )
+        detail += "change something; who leaves out silent units, and copies, has "
+        detail += f"{work:.0%} of the work, at least {least:.0%} asked"
         status = Status.PASSED if work >= least else self._short
         figures = {"width": width, "work": work, "measured": len(self._widths)}
-        advice = "Ask for a lower rate, or for data without far larger samples: both silence units."
+        advice = "Rates and samples that are far too large silence units, and losses that are flat "
+        advice += "where a sample is learned leave most of a batch without a gradient."
         advice = "" if status is Status.PASSED else advice
         return Check("width", status, detail, figures=figures, advice=advice, level=LEVEL)
 
