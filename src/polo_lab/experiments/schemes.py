@@ -255,6 +255,8 @@ def _large(quick: bool) -> Iterable[Settings]:
             seeds=1,
         )
     more += units(tasks=tasks, schemes=[DENSE], bits=bits, seeds=1)
+    # What `polo validate` advises for it.
+    more += units(tasks=tasks, schemes=["ednn"], bits=[1024], loads=[0.03125], seeds=1)
     return [*found, *(unit for unit in more if unit not in found)]
 
 
