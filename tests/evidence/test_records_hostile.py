@@ -197,7 +197,7 @@ def test_steps_that_were_not_run(
     places = (Place(1, 0), Place(2, 2))
     challenge = replace(asked[0], proof=made.manifest.digest, segments=places)
     for part in ("model", "rest", "samples", "end-model", "end-rest"):
-        shutil.copy(answer / DRAWN.file(part), answer / Place(2, 2).file(part))
+        shutil.move(answer / DRAWN.file(part), answer / Place(2, 2).file(part))
     made.resign(answer, challenge=challenge.digest)
     began = time.monotonic()
     found = failures(made.verify(challenge, answer))
