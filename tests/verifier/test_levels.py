@@ -194,15 +194,6 @@ def test_the_chance_of_a_single_faked_segment_is_stated(effort_verdict: Make) ->
     assert "every segment" not in everything.caution
 
 
-def test_a_network_that_fell_silent_is_among_the_cautions(effort_verdict: Make) -> None:
-    found = effort_verdict()
-    for width, told in ((0.16, True), (0.9, False)):
-        status = Status.NOTE if told else Status.PASSED
-        check = Check("width", status, figures={"width": width}, level="replay")
-        caution = replace(found, checks=(*found.checks, check)).caution
-        assert ("moved 16% of the weights that it moved at first" in caution) is told
-
-
 def test_replay_is_counted_from_its_checks(effort_verdict: Make) -> None:
     found = Replayed.of(effort_verdict(wrong=((3, 4),), inexact=5).checks)
     assert found.total == 220
