@@ -53,7 +53,7 @@ MEANINGS: dict[str, str] = {
     "data": "The samples that were shown are not mostly copies of each other.",
     "effect": "The steps depend on their samples; they could not be known without taking them.",
     "copies": "The samples of a batch teach different things, so that none stands for another.",
-    "width": "Most of the network is still trained: units that fell silent cost nothing.",
+    "width": "Most of a step must be computed: silent units, and what rounds away, cost nothing.",
     "delivered": "The file you were given is the model the proof ends in.",
     "residual": "How much of a shard's mark is still in the final model.",
     "ownership": "All marks together are in the final model, beyond luck.",

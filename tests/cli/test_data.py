@@ -135,10 +135,11 @@ def test_weak_terms_are_signed_with_notes(folder: Path, capsys: pytest.CaptureFi
 def test_allowances_that_void_a_check_are_noted(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    weak = ("tolerance=500000", "effect=1000", "every=400")
+    weak = ("tolerance=500000", "effect=1000", "every=400", "schedule=steps", "gamma=0.01")
+    weak += ("milestones=40,80,120",)
     assert enrol(folder, "--data", folder / "data", "--start", "derived", "--recipe", *weak) == 0
     said = capsys.readouterr().err
-    for word in ("tolerance=500000", "effect=1000", "every=400"):
+    for word in ("tolerance=500000", "effect=1000", "every=400", "gamma=0.01, 3 times"):
         assert f"note: {word}" in said
 
 

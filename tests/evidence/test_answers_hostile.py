@@ -222,44 +222,46 @@ SIGNED: dict[str, tuple[Callable[[Path], None], str]] = {
 }
 
 
+def draw_of(verdict: polo.Verdict, challenge: Challenge) -> Any:
+    """What is wrong with an answer as a whole; all that was asked for counts as not answered."""
+    first, *others = verdict.of(Status.FAILED)
+    assert {check.name for check in others} == {"segment", "sealing"}
+    named = [(c.shard, c.figures["segment"]) for c in others if c.name == "segment"]
+    assert named == [(place.shard, place.segment) for place in challenge.segments]
+    assert (first.name, first.level) == ("draw", "replay")
+    return first
+
+
 @pytest.mark.parametrize("how", SIGNED)
 def test_an_answer_that_is_not_signed_by_the_prover(
-    how: str,
-    lean: Any,
-    asked: tuple[Challenge, Path],
-    answer: Path,
-    only_failure: Callable[..., Any],
+    how: str, lean: Any, asked: tuple[Challenge, Path], answer: Path
 ) -> None:
     spoil, message = SIGNED[how]
     spoil(answer / "answer.json")
-    verdict = lean.verify(asked[0], answer)
-    if how == "missing":
-        first, *others = verdict.of(Status.FAILED)
-        assert {check.name for check in others} == {"segment", "sealing"}
-        named = [(c.shard, c.figures["segment"]) for c in others if c.name == "segment"]
-        assert named == [(place.shard, place.segment) for place in asked[0].segments]
-        check = first
-    else:
-        check = only_failure(verdict)
-    assert check.name == "draw"
-    assert check.level == "replay"
+    check = draw_of(lean.verify(asked[0], answer), asked[0])
     assert "answer.json" in check.place
     assert message in check.detail
 
 
 def test_an_answer_of_somebody_else_or_to_something_else(
-    lean: Any,
-    asked: tuple[Challenge, Path],
-    answer: Path,
-    bob: polo.Identity,
-    only_failure: Callable[..., Any],
+    lean: Any, asked: tuple[Challenge, Path], answer: Path, bob: polo.Identity
 ) -> None:
     lean.resign(answer, key=bob)
-    assert "signature" in only_failure(lean.verify(asked[0], answer)).detail
+    assert "signature" in draw_of(lean.verify(asked[0], answer), asked[0]).detail
     lean.resign(answer, challenge=bytes(32))
-    assert "another challenge" in only_failure(lean.verify(asked[0], answer)).detail
+    assert "another challenge" in draw_of(lean.verify(asked[0], answer), asked[0]).detail
     later = replace(asked[0], made=asked[0].made + 1)
-    assert "another challenge" in only_failure(lean.verify(later, asked[1])).detail
+    assert "another challenge" in draw_of(lean.verify(later, asked[1]), later).detail
+
+
+def test_an_answer_with_files_of_another_challenge_is_called_that(
+    lean: Any, asked: tuple[Challenge, Path], answer: Path
+) -> None:
+    """Not one of its files, whichever comes first, that belongs to no answer to this one."""
+    (answer / "000001-0000000099.model.safetensors").write_bytes(b"")
+    later = replace(asked[0], made=asked[0].made + 1)
+    check = draw_of(lean.verify(later, answer), later)
+    assert (check.place, check.detail) == ("answer.json", "it answers another challenge")
 
 
 def test_secrets_that_were_not_committed_to(

@@ -398,17 +398,17 @@ def test_a_state_astray_leaves_no_draw_passed(
 @pytest.mark.parametrize(
     ("widths", "share", "forgiven", "start", "status"),
     [
-        ([1.0, 0.4, 0.2], None, False, "derived", Status.PASSED),
-        ([1.0, 0.3, 0.1], None, False, "derived", Status.FAILED),
+        ([1.0, 0.5, 0.35], None, False, "derived", Status.PASSED),
+        ([1.0, 0.45, 0.3], None, False, "derived", Status.FAILED),
         ([0.3], None, False, "free", Status.UNDECIDED),
-        ([0.9], 0.36, False, "derived", Status.PASSED),
-        # Neither alone leaves less than half of the work.
-        ([0.8], 0.36, False, "derived", Status.FAILED),
-        ([0.8], 0.65, True, "derived", Status.PASSED),
-        ([0.7], 0.65, True, "derived", Status.FAILED),
+        ([0.9], 0.52, False, "derived", Status.PASSED),
+        # Neither alone leaves too little of the work.
+        ([0.8], 0.52, False, "derived", Status.FAILED),
+        ([0.95], 0.65, True, "derived", Status.PASSED),
+        ([0.85], 0.65, True, "derived", Status.FAILED),
     ],
 )
-def test_silent_units_and_copies_together_must_leave_half_of_the_work(
+def test_all_that_changes_nothing_must_leave_most_of_the_work(
     widths: list[float], share: float | None, forgiven: bool, start: str, status: Status,
     lean: Any, recipe_of: Callable[..., Any],
 ) -> None:  # fmt: skip
@@ -419,7 +419,8 @@ def test_silent_units_and_copies_together_must_leave_half_of_the_work(
     if forgiven:
         passed = Check("segment", Status.PASSED, "", figures={"distance": 0, "allowed": 0.01})
         teaching.judged(Place(1, 0), passed)
-    teaching.measure(widths)
+    # Rounding swallows a tenth of what is left, or silent units leave as much out to begin with.
+    teaching.measure([(min(1.0, deep / 0.9), deep) for deep in widths])
     [found] = [check for check in teaching.checks() if check.name == "width"]
     assert found.status is status
     assert bool(found.advice) == (status is not Status.PASSED)

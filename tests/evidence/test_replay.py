@@ -181,7 +181,8 @@ def test_a_challenge_without_an_answer_is_failed(
     assert verdict.outcome is Outcome.REJECTED
     failed = list(verdict.of(Status.FAILED))
     assert [check.sentence() for check in failed if check.name == "segment"] == [
-        f"segment (shard {shard}, segment {segment}): was asked for, and there is no answer"
+        f"segment (shard {shard}, segment {segment}): was asked for, and there is no answer "
+        "that counts"
         for shard in (1, 2)
         for segment in (0, 1, 2)
     ]

@@ -100,7 +100,7 @@ def absent(answer: Path) -> Check:
 
 def unanswered(challenge: Challenge, timeline: Timeline) -> Iterator[Check]:
     """An unanswered challenge is a failed one."""
-    always, detail = timeline.required(), "was asked for, and there is no answer"
+    always, detail = timeline.required(), "was asked for, and there is no answer that counts"
     for place in challenge.segments:
         found = Check("segment", Status.FAILED, detail, place.shard, level=LEVEL)
         yield placed(found, place, always=place in always)

@@ -1,6 +1,5 @@
 """Level replay for verifiers: what the record alone must fulfil, then what was drawn, run again."""
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -43,8 +42,8 @@ _TRIED = 16
 _COMPARED = 3
 """Segments whose samples are compared before they are called copies."""
 
-_WIDE = 8
-"""Segments in which it is seen how much of the network is trained."""
+_WIDE = 16
+"""Segments in which it is seen how much of a step must be computed."""
 
 _SMALL = 2**28
 """Bytes of a model up to which several states at a time are no burden."""
@@ -126,8 +125,7 @@ class Replay:
                 )
             except PoloError as error:
                 yield problem("draw", error, Status.FAILED, level=LEVEL)
-                if not os.path.lexists(answer / ANSWER_FILE):
-                    yield from asking.unanswered(challenge, self.timeline)
+                yield from asking.unanswered(challenge, self.timeline)
             else:
                 self._shown = shown
 
@@ -249,14 +247,15 @@ class Replay:
                 return
 
     def _widened(self, shown: Shown, data: Teaching) -> Iterator[Check]:
-        """How much of the network is trained, in segments from the first to the last."""
+        """How much of a step must be computed, in segments from the first to the last."""
         passed = sorted(data.passed, key=lambda at: (at.shard, at.segment))
         count, widths = min(_WIDE, len(passed)), []
         for at in range(count):
             place = passed[(2 * at + 1) * len(passed) // (2 * count)]
             try:
                 state, samples = self._rerun.read(place, shown)
-                widths.append(self._rerun.width(place, samples, state))
+                off = data.allowed(place)
+                widths.append(self._rerun.width(place, samples, state, forgiven=off))
             except Exception as error:
                 self._rerun.forget()
                 yield _trouble("width", error, place.shard)

@@ -16,6 +16,7 @@ import torch
 
 from polo.embedding.embedder import Embedder
 from polo.errors import TaskError, TermsError, WeightsError
+from polo.evidence.replay import depth
 from polo.evidence.replay.contrast import Copies, contrast, copy_into, differ, only
 from polo.evidence.replay.order import Order
 from polo.evidence.replay.recipe import Recipe
@@ -23,6 +24,7 @@ from polo.evidence.replay.record import Boundary
 from polo.evidence.replay.recorder import Recorder
 from polo.evidence.replay.state import (
     Snapshot,
+    Tensors,
     moves,
     named_state,
     trained_names,
@@ -199,6 +201,51 @@ class Engine(Stepper):
         Buffers change as in a step. What is returned changes with the next call.
         """
         return slopes(self._task, self.model, self.optimizer, batch, seed=self._order.seed(step))
+
+    def depths(
+        self, first: int, steps: int, batch: Batch, slopes: Tensors, *, forgiven: float = 0.0
+    ) -> dict[str, float]:
+        """Which part of the slopes of a segment's first step matter to its end, by tensor.
+
+        The other steps of it follow the same slopes, so that no more passes are made. The state is
+        another one afterwards.
+
+        Args:
+            first: The first step in the current shard, from 0.
+            steps: How many steps the segment has.
+            batch: The samples of the first.
+            slopes: The slopes of the first, as `copied_slopes` gives them.
+            forgiven: How far an end may be off, as a share of its move; within that no slope
+                matters.
+        """
+        before = self.copied()
+        self._follow(first, slopes, steps=steps)
+        ended = self.copied()
+        later = self.copied_slopes(first, batch)
+        self.rewind(before)
+        age = max(1.0, self._recipe.steps_per_pass / steps)
+        self._follow(first, depth.aged(slopes, later, age), steps=1)
+        self._follow(first + 1, slopes, steps=steps - 1)
+        if forgiven and self.differs_from(ended, before) <= forgiven:
+            return dict.fromkeys(slopes, 0.0)
+        return depth.depths(slopes, ended, named_state(self.model, self.optimizer))
+
+    def copied_slopes(self, step: int, batch: Batch) -> Tensors:
+        """The gradients that a step of the current shard would follow, of each tensor once."""
+        found = self.slopes(step, batch)
+        return {name: found[name].clone() for name in trained_names(self.model) if name in found}
+
+    def _follow(self, first: int, slopes: Tensors, *, steps: int) -> None:
+        """Take steps of the current shard along given slopes, the same in each."""
+        assert self._shard is not None
+        before = self._shard.before + first
+        for step in range(before, before + steps):
+            self.model.zero_grad(set_to_none=True)
+            for name, slope in slopes.items():
+                # A copy, since some optimizers write into gradients.
+                self._parameters[name].grad = slope.clone()
+            self._recipe.set_rate(self.optimizer, step)
+            self.optimizer.step()
 
     def seal(self, secret: bytes, sigma: int) -> None:
         """Finish and obfuscate the current shard's mark, as sealing does."""

@@ -54,7 +54,9 @@ class Products:
             live = (features.reshape(-1, features.shape[-1]) != 0).any(0).double().mean()
             self._seen.append((name, output.numel() // len(layer.weight), float(live)))
 
-    def left(self, slopes: Mapping[str, torch.Tensor]) -> float:
+    def left(
+        self, slopes: Mapping[str, torch.Tensor], depths: Mapping[str, float] | None = None
+    ) -> float:
         """Part of all products that must be made.
 
         Layers that are not trained do not count. Where no layer is known, all trained numbers do,
@@ -62,6 +64,7 @@ class Products:
 
         Args:
             slopes: The gradients that the pass came to, by name.
+            depths: Which part of each tensor's matter; by default all that are not zero.
         """
         moved = {
             name: float((slope.to_dense() != 0).double().mean()) for name, slope in slopes.items()
@@ -70,5 +73,7 @@ class Products:
         seen = seen or [(name, 1, 1.0) for name in slopes]
         sizes = [rows * slopes[name].numel() for name, rows, _ in seen]
         parts = [(live + 2 * moved[name]) / 3 for name, _, live in seen]
+        if depths is not None:
+            parts = [part * depths[name] for part, (name, *_) in zip(parts, seen, strict=True)]
         made = sum(size * part for size, part in zip(sizes, parts, strict=True))
         return made / sum(sizes) if any(sizes) else 1.0

@@ -64,6 +64,9 @@ _FIELDS = {"optimizer": "algorithm", "rate": "peak"}
 _SHORTCUT, _OFTEN = 0.1, 0.05
 """Faking this part of all steps should not escape more often than that."""
 
+_LITTLE = 1e-4
+"""A rate that ends below this part of itself is worth a word."""
+
 _FEW, _MUCH = 500_000, 50_000
 """Less effect, or more of an allowance, is worth a word, in millionths."""
 
@@ -224,6 +227,12 @@ class Recipe:
         if self.tolerance > _MUCH:
             off = self.tolerance / MILLION
             yield f"tolerance={self.tolerance}: steps may end {off:.0%} of their move elsewhere"
+        if self.schedule == "steps" and (left := self.gamma ** len(self.milestones)) < _LITTLE:
+            yield (
+                f"gamma={self.gamma:g}, {len(self.milestones)} times: the rate comes down to "
+                f"{left:.0e} of itself; steps that rounding swallows are no effort, and a run that "
+                "has many of them is rejected"
+            )
         if self.every > -(-self.samples // self.batch):
             yield f"every={self.every}: a single segment is longer than a pass over the data"
 

@@ -316,21 +316,30 @@ class Rerun:
                 drawing=drawing,
             )
 
-    def width(self, place: Place, samples: Samples, state: State) -> float:
-        """Part of the products of a segment's first step that must be made, silent units left out.
+    def width(
+        self, place: Place, samples: Samples, state: State, *, forgiven: float
+    ) -> tuple[float, float]:
+        """Part of the products of a segment's first step that must be made.
+
+        Returns:
+            The part without silent units; and that part without what rounding swallows, too.
 
         Args:
             place: The segment.
             samples: Its samples.
             state: The state that it starts from.
+            forgiven: What it was allowed to be off by, as a share of its move.
         """
+        span = self._timeline.span(place)
         with platform.adopted(self._timeline.records[place.shard].platform):
             engine = self._prepared(self._timeline.records[place.shard])
             engine.restore(state.model, state.rest)
             engine.enter(self._shard(place.shard))
-            first = self._timeline.span(place).first
+            batch = next(samples.tensors())
             with Products(engine.model) as products:
-                return products.left(engine.slopes(first, next(samples.tensors())))
+                slopes = engine.copied_slopes(span.first, batch)
+            depths = engine.depths(span.first, span.steps, batch, slopes, forgiven=forgiven)
+            return products.left(slopes), products.left(slopes, depths)
 
     def _step(
         self, engine: Engine, place: Place, before: Snapshot, batch: Mapping[str, torch.Tensor]

@@ -123,7 +123,6 @@ class Shown:
         Raises:
             FormatError: It is not what it must be, or beside it lies what belongs to no answer.
         """
-        self._check_names()
         with open_plain(self._folder / ANSWER_FILE) as file:
             data = file.read(MAX_ANSWER_FILE + 1)
         if len(data) > MAX_ANSWER_FILE:
@@ -131,6 +130,8 @@ class Shown:
         answer = Answer.from_bytes(data, ANSWER_FILE)
         if answer.challenge != self._challenge.digest:
             raise FormatError("it answers another challenge", place=ANSWER_FILE)
+        # Last, since all files of an answer to another challenge are strange ones.
+        self._check_names()
         return answer
 
     def _check_names(self) -> None:

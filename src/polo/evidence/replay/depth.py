@@ -1,0 +1,62 @@
+"""Which slopes of a step still matter: what rounding swallows, nobody has to compute.
+
+A rate can come down so far that weights stand still, or move by their last digits only. What was
+computed of them once can then be used again: the slopes of one pass over the data, kept for every
+sample, foresee the next passes to the bit. So a slope counts if the end of its segment would be
+another one had the slope been taken a pass earlier.
+"""
+
+from collections.abc import Mapping
+
+import torch
+
+from polo.evidence.replay.state import Snapshot, Tensors
+
+
+@torch.no_grad()
+def aged(
+    slopes: Mapping[str, torch.Tensor], later: Mapping[str, torch.Tensor], by: float
+) -> Tensors:
+    """Slopes as they would be at weights of another time.
+
+    Args:
+        slopes: The slopes of a batch.
+        later: Those of the same batch some steps later.
+        by: How many times as far away that time is.
+    """
+    return {
+        name: slope + by * (later[name] - slope) if name in later else slope
+        for name, slope in slopes.items()
+    }
+
+
+@torch.no_grad()
+def depths(
+    slopes: Mapping[str, torch.Tensor], ended: Snapshot, otherwise: Snapshot
+) -> dict[str, float]:
+    """Of the slopes of each tensor that are not zero, the part that matters.
+
+    Args:
+        slopes: The slopes of a segment's first step, by name.
+        ended: The state after all steps of the segment.
+        otherwise: The same, had the slopes of the first step been older.
+    """
+    found = {}
+    for name, slope in slopes.items():
+        there = slope.to_dense() != 0
+        found[name] = _part(_told(name, ended, otherwise) & there, there)
+    return found
+
+
+def _told(name: str, ended: Snapshot, otherwise: Snapshot) -> torch.Tensor:
+    """Where the weights of a tensor, or what the optimizer keeps of them, differ."""
+    told = ended[0][name] != otherwise[0][name]
+    for key, kept in ended[1].items():
+        if key.partition("/")[2] == name and kept.shape == told.shape:
+            told |= kept != otherwise[1][key]
+    return told
+
+
+def _part(counted: torch.Tensor, of: torch.Tensor) -> float:
+    total = int(of.sum())
+    return int(counted.sum()) / total if total else 1.0
