@@ -41,6 +41,8 @@ class Judgement:
         replayed: Optimizer steps that were drawn.
         steps: Optimizer steps of the whole chain, as it says.
         silence: Why there was no answer; empty where there was one.
+        work: Part of the work that was left to who leaves out all that changes nothing, as check
+            `width` found it; None if that was not reached.
     """
 
     outcome: str
@@ -54,6 +56,7 @@ class Judgement:
     replayed: int
     steps: int
     silence: str
+    work: float | None
 
 
 def judge(case: Case, attempt: Attempt, folder: Path, *, away: bool = False) -> Judgement:
@@ -96,6 +99,7 @@ def _judged(case: Case, attempt: Attempt, folder: Path, task: Task) -> Judgement
         replayed=replayed,
         steps=steps,
         silence=silence,
+        work=_work(verdict.checks),
     )
 
 
@@ -143,6 +147,12 @@ def _accuracy(verdict: polo.Verdict) -> float | None:
     tested = verdict.per_shard("accuracy")
     found = tested[max(tested)].figures.get("measured") if tested else None
     return float(found) if found is not None else None
+
+
+def _work(checks: Iterable[Check]) -> float | None:
+    found = (check.figures.get("work") for check in checks if check.name == "width")
+    work = next(found, None)
+    return float(work) if work is not None else None
 
 
 class _Watch:

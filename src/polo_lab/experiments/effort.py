@@ -34,6 +34,7 @@ NEAR = (
     "tiny subset of 16, varied copies",
     "tiny subset of 16, relabelled copies",
     "labels that the loss leaves out, all but 4 places",
+    "a rate at which weights stand still, nearly",
     "spoofed replay, near",
     "spoofed replay, small",
     "spoofed replay, batches",
@@ -66,6 +67,8 @@ SUITED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "swallowed copies, 36% of a batch": (("cancer",), OPTIMIZERS),
     "loud samples, 3%": (("digits-mlp",), OPTIMIZERS),
     "a rate that silences units": (("digits-mlp",), OPTIMIZERS),
+    "a rate at which weights stand still": (("cancer",), OPTIMIZERS),
+    "a rate at which weights stand still, nearly": (("cancer",), OPTIMIZERS),
     "saturated data, by momentum": (("digits", "cancer"), _WITH_MEMORY),
     "saturated data, by aimed": (_LAYERED, _WITH_MEMORY),
     "detours through a dead model": (_LAYERED, OPTIMIZERS),
@@ -184,6 +187,7 @@ def _filled(row: Row, attempt: Attempt, found: Judgement) -> Row:
         replayed=found.replayed,
         accuracy=found.accuracy,
         possible=attempt.possible,
+        work=found.work,
         note="; ".join(text for text in (attempt.note, found.silence) if text),
     )
 

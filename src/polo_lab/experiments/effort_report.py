@@ -26,7 +26,9 @@ attack makes a proof under the same terms without that training, or without all 
 part of that of the honest run of the same case, which ran right before it in the same process: in
 seconds, and in gradient steps, counted in full batches. An attack is *cheap* if it takes less than
 half of the gradient steps; every cheap attack must be rejected by all levels together. Time stands
-beside it; in runs of a second much of it goes into files and checks, which forgers do without.
+beside it; in runs of a second much of it goes into files and checks, which forgers do without, and
+runs that share a machine wait for each other. Gradient steps are counted as libraries make them,
+with every product of every row; `docs/threat-model.md` says what zeros of single rows would save.
 
 Rejected means: not accepted, be it for a failed check or for one that could not be decided; how
 many ended undecided stands beside. Nobody is paid for such a verdict, and nobody is shown to have
@@ -214,7 +216,7 @@ def _honest(honest: Sequence[Row]) -> Table:
         for value in dict.fromkeys(map(of, judged)):
             own = [row for row in judged if of(row) == value]
             lines.append((f"{kind} {value}", *_alarms(own)))
-    head = ("honest runs", *TERMS, "95 % interval of false alarms")
+    head = ("honest runs", *TERMS, "95 % interval of false alarms", "work by `width`")
     return Table("Honest runs", head, lines)
 
 
@@ -222,7 +224,8 @@ def _alarms(own: Sequence[Row]) -> tuple[str, ...]:
     cells = [str(sum(not row.accepted_by(*asked) for row in own)) for asked in TERMS.values()]
     alarms = sum(not row.accepted for row in own)
     cells[-1] = f"{alarms} of {len(own)}"
-    return (*cells, _interval(alarms, len(own)))
+    works = [row.work for row in own if row.work is not None]
+    return (*cells, _interval(alarms, len(own)), _span(works) if works else "–")
 
 
 def _checks(honest: Sequence[Row], attacked: Sequence[Row]) -> Table:

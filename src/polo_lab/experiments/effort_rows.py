@@ -44,6 +44,7 @@ class Row:
         note: What a reader should know.
         tolerance: Largest deviation that the terms allowed where platforms differ, in millionths.
         possible: Whether the attack found anything to leave out; else it trained in full.
+        work: Part of the work that check `width` found left; None if it was not reached.
     """
 
     task: str
@@ -68,6 +69,7 @@ class Row:
     note: str = ""
     tolerance: int = 0
     possible: bool = True
+    work: float | None = None
 
     @property
     def accepted(self) -> bool:

@@ -20,6 +20,7 @@ from polo_lab.attacks.effort.saturation import Saturation
 from polo_lab.attacks.effort.silence import SilentSamples, SwallowedCopies
 from polo_lab.attacks.effort.skipping import Skipping
 from polo_lab.attacks.effort.spoofing import Spoofing
+from polo_lab.attacks.effort.stillness import StandingStill
 from polo_lab.attacks.effort.subset import TinySubset
 from polo_lab.effort.case import Attack
 
@@ -49,6 +50,8 @@ ATTACKS: tuple[Attack, ...] = (
     SwallowedCopies(0.36),
     LoudSamples(75.0, 0.03),
     HighRate(),
+    StandingStill(),
+    StandingStill(near=True),
     Masking(0.2, exact=False),
     Masking(0.2, exact=True),
     Truncation(4),
