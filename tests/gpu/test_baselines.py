@@ -1,7 +1,10 @@
+from dataclasses import replace
+
 import pytest
 
 from polo_lab.attacks import ofa
 from polo_lab.baselines import pol_hash, pol_vanilla
+from polo_lab.tasks.pairs import digits_resnet_thin
 
 SETTINGS = {"task": "lab-digits", "epochs": 2, "device": "cuda"}
 
@@ -18,3 +21,12 @@ def test_fine_tuning_on_a_gpu():
     row = ofa.run({**settings, "thief_strength": 0.02})
     assert row["claim"]["claimed"]
     assert row["stages"]
+
+
+def test_compiled_steps_come_out_the_same(monkeypatch):
+    course = replace(digits_resnet_thin.course, compile="reduce-overhead")
+    monkeypatch.setattr(digits_resnet_thin, "course", course)
+    asked = {"task": "lab-digits-resnet-thin", "epochs": 2, "device": "cuda", "every": 7}
+    row = pol_hash.run(asked)
+    assert row["compiled"] == "default"
+    assert row["verify_all"]["accepted"], row["verify_all"]["reasons"]

@@ -195,6 +195,7 @@ def summary(victim: Victim, stages: Sequence[Stage]) -> dict[str, Any]:
     owner = [stage.owner.eta for stage in stages]
     thief = [stage.thief.eta for stage in stages]
     return {
+        "compiled": victim.job.how_compiled(),
         "honest_seconds": victim.seconds,
         "honest_accuracy": victim.made.accuracy,
         "honest_accuracies": list(victim.made.accuracies),

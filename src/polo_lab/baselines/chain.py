@@ -124,6 +124,7 @@ def run(settings: Mapping[str, Any], folder: Path | None = None) -> dict[str, An
         "method": METHOD,
         "accuracy": made.accuracy,
         "steps": job.steps,
+        "compiled": job.how_compiled(),
         "shards": len(shards),
         "seconds": made.seconds,
         "spent": made.spent,

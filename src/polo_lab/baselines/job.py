@@ -7,7 +7,7 @@ data on the device: what a method takes beyond `plain` is what the method takes.
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -27,7 +27,9 @@ from polo.evidence.replay.stepping import Batch, Stepper
 from polo.protocol.digest import tagged, u64
 from polo_lab.effort.training import LabTask
 from polo_lab.schemes.training import Setting
+from polo_lab.tasks.pair import Pair
 from polo_lab.training import DivergedError
+from polo_lab.training.shared_loss import SharedLoss
 
 Indices = list[NDArray[np.int64]]
 """The samples of each step."""
@@ -51,6 +53,8 @@ class Job:
         seed: Seed of the start, of the order of samples and of all else.
         device: Where to train; empty for a GPU if there is one.
         exact: Whether a GPU must take kernels that come out the same every time.
+        compiled: Whether steps are compiled, where the task can (`Pair.compiled`) and there is a
+            GPU.
     """
 
     task: str = "lab-digits"
@@ -66,6 +70,7 @@ class Job:
     seed: int = 0
     device: str = ""
     exact: bool = True
+    compiled: bool = True
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Self:
@@ -216,14 +221,26 @@ class Job:
 
     @contextmanager
     def settled(self) -> Iterator[None]:
-        """Kernels as the job wants them; afterwards as they were."""
+        """Kernels as the job wants them, all compiled before; afterwards as they were."""
         backend = torch.backends.cudnn
         before = backend.benchmark, backend.deterministic
         backend.benchmark, backend.deterministic = not self.exact, self.exact
         try:
-            yield
+            with self._compiling():
+                yield
         finally:
             backend.benchmark, backend.deterministic = before
+
+    def how_compiled(self) -> str:
+        """What steps were compiled by; empty for not at all, or why it failed."""
+        with self._compiling() as shared:
+            return (shared.compiled or shared.problem) if shared else ""
+
+    def _compiling(self) -> AbstractContextManager[SharedLoss | None]:
+        task = self.lab_task
+        if self.compiled and isinstance(task, Pair) and self.samples >= self.batch:
+            return task.compiled(self.batch, self.where)
+        return nullcontext()
 
     @property
     def platform(self) -> str:

@@ -62,6 +62,7 @@ def run(settings: Mapping[str, Any], folder: Path | None = None) -> dict[str, An
         "method": METHOD,
         "accuracy": made.accuracy,
         "steps": job.steps,
+        "compiled": job.how_compiled(),
         "seconds": made.seconds,
         "generation_seconds": 0.0,
         "bytes_stored": 0,

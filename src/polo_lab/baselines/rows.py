@@ -20,6 +20,7 @@ def proved(method: str, job: Job, made: Recorded) -> dict[str, Any]:
         "method": method,
         "accuracy": made.accuracy,
         "steps": job.steps,
+        "compiled": job.how_compiled(),
         "every": job.apart,
         "seconds": made.seconds,
         "generation_seconds": made.generation,

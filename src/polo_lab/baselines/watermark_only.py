@@ -156,6 +156,7 @@ def run(settings: Mapping[str, Any], folder: Path | None = None) -> dict[str, An
         "method": METHOD,
         "accuracy": made.accuracy,
         "steps": job.steps,
+        "compiled": job.how_compiled(),
         "seconds": made.seconds,
         "generation_seconds": made.generation,
         "eta_before_finish": made.eta,

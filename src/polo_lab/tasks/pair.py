@@ -6,9 +6,10 @@ is a task like those of `polo_lab.tasks.pairs`; registered in group `polo.tasks`
 `module:MINE`, everything here and in `polo` runs on it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import torch
 from torch import nn
@@ -19,6 +20,7 @@ from polo_lab.data import Dataset, Source
 from polo_lab.tasks.classification import Classification, Part
 from polo_lab.training import Course, Feed, Scale
 from polo_lab.training.loop import loss_of
+from polo_lab.training.shared_loss import SharedLoss
 from polo_lab.training.varying import varied
 
 
@@ -54,6 +56,7 @@ class Pair(Classification):
         self._build = build
         self._data = data
         self._feeds: dict[torch.device, Feed] = {}
+        self._shared: SharedLoss | None = None
         self.columns = (
             Column("input", "U8" if source.images else "I64", source.shape),
             Column("label", "I64", source.label_shape),
@@ -99,13 +102,44 @@ class Pair(Classification):
 
         In training mode images are varied, and labels are smoothed.
         """
-        device = inputs.device
-        course = self.course if model.training else replace(self.course, smoothing=0.0)
+        device, course = inputs.device, self.course
+        if not model.training:
+            course = replace(course, smoothing=0.0, augmentation=None)
+        made = self._made(course, inputs)
+        if model.training and self._shared:
+            return self._shared(model, made, labels)
+        return loss_of(model, course, device)(made, labels)
+
+    @contextmanager
+    def compiled(self, batch: int, device: str) -> Iterator[SharedLoss | None]:
+        """Steps of whole batches are compiled in here, for all models at once, before any of them.
+
+        Those of images alone: what compilers make of looking words up adds gradients in an order
+        that is another one every time.
+
+        Args:
+            batch: Samples of a batch.
+            device: Where models are trained.
+        """
+        shared = _shared_loss(self, batch, torch.device(device)) if self.source.images else None
+        before, self._shared = self._shared, shared
+        try:
+            yield shared
+        finally:
+            self._shared = before
+
+    def _made(self, course: Course, inputs: torch.Tensor) -> torch.Tensor:
+        """Inputs as models take them, varied if the course says so."""
         if self.source.images:
             inputs = inputs.permute(0, 2, 3, 1)
-            if model.training and course.augmentation:
+            if course.augmentation:
                 inputs = varied(inputs, course.augmentation)
-        return loss_of(model, course, device)(self._feed(device).made(course, inputs), labels)
+        return self._feed(inputs.device).made(course, inputs)
+
+    def _tried(self, batch: int, device: torch.device) -> training.Batch:
+        """A batch of training, to compile for."""
+        inputs, labels = (part[:batch].to(device) for part in self.train_part)
+        return self._made(self.course, inputs), labels
 
     def evaluate(self, model: nn.Module) -> float:
         """Accuracy on all test samples."""
@@ -117,3 +151,14 @@ class Pair(Classification):
         if device not in self._feeds:
             self._feeds[device] = self.feed(device=device)
         return self._feeds[device]
+
+
+@lru_cache(maxsize=1)
+def _shared_loss(pair: Pair, batch: int, device: torch.device) -> SharedLoss:
+    """The loss of a pair's models; one at a time, since compiling another drops it."""
+    return SharedLoss(
+        pair.course,
+        device,
+        lambda: pair.build_model().to(device),
+        lambda: pair._tried(batch, device),
+    )

@@ -6,12 +6,13 @@ nothing in a step waits for the device. A `polo.Prover` can be attached; nothing
 """
 
 from polo_lab.training.course import Augmentation, Course
-from polo_lab.training.feed import Feed, Scale
+from polo_lab.training.feed import Batch, Feed, Scale
 from polo_lab.training.loop import Loop
 from polo_lab.training.trainer import DivergedError, Epoch, Trained, evaluate, train, train_in
 
 __all__ = [
     "Augmentation",
+    "Batch",
     "Course",
     "DivergedError",
     "Epoch",

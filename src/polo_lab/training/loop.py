@@ -15,7 +15,9 @@ Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 OnStep = Callable[[int], None]
 """Called after every step with the number of steps done."""
 
-_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+"""Modes of `torch.compile`."""
+
 _TRIES = 3
 """Passes until a compiled step is what it stays: one compiles, one is recorded, one is replayed."""
 
@@ -50,7 +52,7 @@ class Loop:
         if course.channels_last:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.optimizer = optimizer or course.make_optimizer(model)
-        useless = course.compile in _MODES and feed.device.type == "cpu"
+        useless = course.compile in MODES and feed.device.type == "cpu"
         self.compiled, self.problem = "" if useless else course.compile, ""
         began = time.perf_counter()
         with _tuned(feed.device):
@@ -124,7 +126,7 @@ class Loop:
         plain = loss_of(self.model, self.course, self.feed.device)
         if self.compiled:
             try:
-                made = _compiled(plain, self.compiled)
+                made = compiled(plain, self.compiled)
                 for _ in range(_TRIES):
                     self._try(made)
                 return made
@@ -164,11 +166,12 @@ def loss_of(model: nn.Module, course: Course, device: torch.device) -> Loss:
     return loss
 
 
-def _compiled(loss: Loss, how: str) -> Loss:
+def compiled(loss: Callable[..., torch.Tensor], how: str) -> Callable[..., torch.Tensor]:
+    """A loss by `torch.compile`, in one of its modes or by another backend; others are dropped."""
     # Versions of one function are limited, and each model makes one; beyond that nothing would be
     # compiled any more, without a word.
     torch.compiler.reset()
-    if how in _MODES:
+    if how in MODES:
         return torch.compile(loss, mode=how, dynamic=False)
     return torch.compile(loss, backend=how, dynamic=False)
 

@@ -1,8 +1,8 @@
 """What is aimed at, and whether recorded runs reach it. Without a run nothing is said.
 
 Times are judged only where a run had the machine to itself, and only against times of the same
-engine: rows of `timing`, which step without a compiler, against each other, and rows of `fidelity`,
-which are compiled, against their own training: a replay of theirs is computed, and not run.
+engine: rows of `timing` against each other, and rows of `fidelity` against their own training: a
+replay of theirs is computed, and not run.
 """
 
 from collections.abc import Iterator, Mapping

@@ -140,7 +140,8 @@ def wrong(line: Line) -> str:
 
 _VERDICTS = ("verify_all", "verify_sampled", "verify_marks")
 _HEAD = (
-    "pair", "data", "epochs", "method", "bits", "accuracy", "at once", "training + proof",
+    "pair", "data", "epochs", "method", "bits", "accuracy", "at once", "compiled",
+    "training + proof",
     "of plain", "stored", "verified in full", "of plain", "sampled", "marks alone",
     "the paper's training + proof, of plain", "its verification, of plain",
 )  # fmt: skip
@@ -151,7 +152,8 @@ and read and every shard is tested; for the others the model is tested. *Sampled
 update of each epoch (vanilla), a quarter of the segments (hash), the accuracy of O(log S) shards
 (PoLO). *Marks alone*: hashing, deriving and reading, no test. Vanilla's thresholds are calibrated
 beforehand, which is not counted. All train with kernels that come out the same every time, images
-with SGD and texts with AdamW. *At once*: how many runs shared the machine."""
+with SGD, their steps compiled, and texts with AdamW. Compiling is not counted. *At once*: how many
+runs shared the machine."""
 
 
 def rows(recording: Recording) -> list[dict[str, Any]]:
@@ -196,6 +198,7 @@ def _cells(row: dict[str, Any], bare: float | None) -> tuple[str, ...]:
         str(row["bits"] or "–"),
         percent(row.get("accuracy"), 2),
         row["at_once"],
+        row.get("compiled") or "no",
         seconds(_total(row)),
         ratio(_total(row), bare),
         f"{row['bytes_stored'] / 1e6:.1f} MB" if "bytes_stored" in row else "–",
