@@ -1,7 +1,7 @@
 """Level replay for verifiers: what the record alone must fulfil, then what was drawn, run again."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from secrets import SystemRandom
 
@@ -250,10 +250,11 @@ class Replay:
         """How much of a step must be computed, in segments from the first to the last."""
         passed = sorted(data.passed, key=lambda at: (at.shard, at.segment))
         count, widths = min(_WIDE, len(passed)), []
-        for at in range(count):
-            place = passed[(2 * at + 1) * len(passed) // (2 * count)]
+        places = [passed[(2 * at + 1) * len(passed) // (2 * count)] for at in range(count)]
+        for place, reading in self._ahead(places, shown):
             try:
-                state, samples = self._rerun.read(place, shown)
+                assert reading is not None, "a segment that passed was read before"
+                state, samples = reading.result()
                 off = data.allowed(place)
                 widths.append(self._rerun.width(place, samples, state, forgiven=off))
             except Exception as error:
@@ -292,10 +293,12 @@ class Replay:
                 detail = "was asked for; its checkpoint or its nonce is not here, or does not hold"
                 yield Check("sealing", Status.UNDECIDED, detail, shard, level=LEVEL)
 
-    def _ahead(self, challenge: Challenge, shown: Shown) -> Iterator[tuple[Place, Reading | None]]:
+    def _ahead(
+        self, places: Iterable[Place], shown: Shown
+    ) -> Iterator[tuple[Place, Reading | None]]:
         """Segments with what the answer shows of them, read and hashed ahead of the runs."""
         waiting: list[tuple[Place, Reading | None]] = []
-        for place in challenge.segments:
+        for place in places:
             known = self._rerun.knows(place.shard)
             reading = self._pool.submit(self._rerun.read, place, shown) if known else None
             waiting.append((place, reading))
@@ -308,7 +311,7 @@ class Replay:
     ) -> Iterator[tuple[Place, Check]]:
         """The drawn segments, run again; each is judged while the next one runs."""
         running: tuple[Place, Attempt | Check] | None = None
-        for place, reading in self._ahead(challenge, shown):
+        for place, reading in self._ahead(challenge.segments, shown):
             begun = self._attempt(place, reading, data)
             if running:
                 yield running[0], self._judged(running[1], shown, ends=challenge.ends)
