@@ -23,6 +23,8 @@ def test_fine_tuning_on_a_gpu():
     assert row["stages"]
 
 
+# What torch says of itself while it compiles would be taken for a failure of it.
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_compiled_steps_come_out_the_same(monkeypatch):
     course = replace(digits_resnet_thin.course, compile="reduce-overhead")
     monkeypatch.setattr(digits_resnet_thin, "course", course)

@@ -53,6 +53,15 @@ def copy_into(target: Snapshot, source: Snapshot) -> None:
             torch._foreach_copy_([there[name] for name in here], list(here.values()))
 
 
+@torch.no_grad()
+def copied(tensors: Tensors) -> Tensors:
+    """Copies of some tensors, on a GPU by few launches."""
+    dense = {name: value for name, value in tensors.items() if value.layout is torch.strided}
+    copies = {name: torch.empty_like(value) for name, value in dense.items()}
+    copy_into((copies, {}), (dense, {}))
+    return {name: copies[name] if name in copies else tensors[name].clone() for name in tensors}
+
+
 def _kinds(tensors: Tensors) -> list[tuple[object, ...]]:
     return [
         (name, value.dtype, value.device, value.shape, value.stride())

@@ -41,20 +41,16 @@ def depths(
         ended: The state after all steps of the segment.
         otherwise: The same, had the slopes of the first step been older.
     """
+    told = {name: ended[0][name] != otherwise[0][name] for name in slopes}
+    for key, kept in ended[1].items():
+        own = told.get(key.partition("/")[2])
+        if own is not None and kept.shape == own.shape:
+            own |= kept != otherwise[1][key]
     found = {}
     for name, slope in slopes.items():
         there = slope.to_dense() != 0
-        found[name] = _part(_told(name, ended, otherwise) & there, there)
+        found[name] = _part(told[name] & there, there)
     return found
-
-
-def _told(name: str, ended: Snapshot, otherwise: Snapshot) -> torch.Tensor:
-    """Where the weights of a tensor, or what the optimizer keeps of them, differ."""
-    told = ended[0][name] != otherwise[0][name]
-    for key, kept in ended[1].items():
-        if key.partition("/")[2] == name and kept.shape == told.shape:
-            told |= kept != otherwise[1][key]
-    return told
 
 
 def _part(counted: torch.Tensor, of: torch.Tensor) -> float:

@@ -17,7 +17,7 @@ import torch
 from polo.embedding.embedder import Embedder
 from polo.errors import TaskError, TermsError, WeightsError
 from polo.evidence.replay import depth
-from polo.evidence.replay.contrast import Copies, contrast, copy_into, differ, only
+from polo.evidence.replay.contrast import Copies, contrast, copied, copy_into, differ, only
 from polo.evidence.replay.order import Order
 from polo.evidence.replay.recipe import Recipe
 from polo.evidence.replay.record import Boundary
@@ -84,6 +84,7 @@ class Engine(Stepper):
         if self.layout != carrier.layout:
             raise TaskError("the task's model has another layout than the terms")
         self._shard: Shard | None = None
+        self._pressing: Embedder | None = None
         self._small = carrier.layout.size < _SMALL
         self._recorders = [
             Recorder(self.model, self.optimizer, recipe.every, device, threaded=True)
@@ -95,13 +96,21 @@ class Engine(Stepper):
         """Make ready for steps of a shard."""
         if shard == self._shard:
             return
-        self._shard = shard
+        self._shard, self._pressing = shard, None
         self._order = Order(shard.seed, self._recipe.samples, self._recipe.batch)
-        try:
-            self._embedder = Embedder(self._terms, self._carrier, shard.seed, self._parameters)
-        except TermsError as error:
-            # The package that presses a scheme's marks is missing or broken here.
-            raise TaskError(error.message, place=error.place, advice=error.advice) from error
+
+    @property
+    def _embedder(self) -> Embedder:
+        """Presses the current shard's mark; made for who needs it."""
+        assert self._shard is not None
+        if self._pressing is None:
+            seed, parameters = self._shard.seed, self._parameters
+            try:
+                self._pressing = Embedder(self._terms, self._carrier, seed, parameters)
+            except TermsError as error:
+                # The package that presses a scheme's marks is missing or broken here.
+                raise TaskError(error.message, place=error.place, advice=error.advice) from error
+        return self._pressing
 
     @property
     def order(self) -> Order:
@@ -239,11 +248,11 @@ class Engine(Stepper):
         """Take steps of the current shard along given slopes, the same in each."""
         assert self._shard is not None
         before = self._shard.before + first
+        self.model.zero_grad(set_to_none=True)
         for step in range(before, before + steps):
-            self.model.zero_grad(set_to_none=True)
-            for name, slope in slopes.items():
-                # A copy, since some optimizers write into gradients.
-                self._parameters[name].grad = slope.clone()
+            # Copies, since some optimizers write into gradients.
+            for name, copy in copied(slopes).items():
+                self._parameters[name].grad = copy
             self._recipe.set_rate(self.optimizer, step)
             self.optimizer.step()
 
