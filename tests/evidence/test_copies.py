@@ -23,6 +23,7 @@ from polo.evidence.replay.likeness import (
     nearest,
 )
 from polo.evidence.replay.motion import Motion
+from polo.evidence.replay.rerun import Rerun
 from polo.evidence.replay.teaching import Teaching
 from polo.protocol.challenge import Place
 from polo.protocol.effort import Column
@@ -424,6 +425,26 @@ def test_all_that_changes_nothing_must_leave_most_of_the_work(
     [found] = [check for check in teaching.checks() if check.name == "width"]
     assert found.status is status
     assert bool(found.advice) == (status is not Status.PASSED)
+
+
+@pytest.mark.parametrize(("found", "looked_at"), [(0.95, 3), (0.85, 6)])
+def test_every_other_segment_is_looked_at_first(
+    found: float, looked_at: int, lean: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them only where the first leave a doubt."""
+    places: list[Place] = []
+
+    def width(_: Rerun, place: Place, *rest: Any, **options: Any) -> tuple[float, float]:
+        places.append(place)
+        return 1.0, found
+
+    monkeypatch.setattr(Rerun, "width", width)
+    challenge = lean.everything()
+    verdict = lean.verify(challenge, lean.answer(challenge, tmp_path / "answer"))
+    [check] = [check for check in verdict.checks if check.name == "width"]
+    assert (check.status, check.figures["measured"]) == (Status.PASSED, looked_at)
+    assert len(set(places)) == looked_at
+    assert places[:3] == sorted(places[:3], key=lambda at: (at.shard, at.segment))
 
 
 @pytest.mark.parametrize(("effect", "status"), [(2e-4, Status.PASSED), (1e-4, Status.FAILED)])

@@ -36,9 +36,15 @@ class Noise:
         self._seed = seed
         self._ahead: dict[int, Future[NDArray[np.int16]]] = {}
 
-    def draw_ahead(self, parameters: Parameters, layout: Layout) -> None:
-        """Begin to draw on a thread of its own, beside training, which waits for its device."""
-        pool, room = ThreadPoolExecutor(1, "polo-noise"), _AHEAD
+    def draw_ahead(self, parameters: Parameters, layout: Layout, *, threads: int = 1) -> None:
+        """Begin to draw on a thread of its own, beside training, which waits for its device.
+
+        Args:
+            parameters: The parameters of the model, by name.
+            layout: Its layout.
+            threads: How many threads draw; more where nothing else is to be done meanwhile.
+        """
+        pool, room = ThreadPoolExecutor(threads, "polo-noise"), _AHEAD
         for at, parameter in _noisy(parameters, layout):
             if parameter.numel() <= room:
                 room -= parameter.numel()
@@ -46,13 +52,13 @@ class Noise:
                     self._ahead[at] = pool.submit(self._draw, at, parameter.numel())
                 except RuntimeError:
                     break  # No thread is to be had; it is drawn when it is needed.
-        # The thread ends when all is drawn.
+        # The threads end when all is drawn.
         pool.shutdown(wait=False)
 
     def of(self, tensor: int, elements: int) -> NDArray[np.int16]:
         """What `obfuscation.noise` says of a tensor; the same array each time, if it was ahead."""
         ahead = self._ahead.get(tensor)
-        # One that was not begun yet is not waited for: both threads draw.
+        # One that was not begun yet is not waited for: all threads draw.
         if ahead is None or ahead.cancel() or ahead.exception():
             return self._draw(tensor, elements)
         return ahead.result()

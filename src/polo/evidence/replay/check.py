@@ -1,5 +1,6 @@
 """Level replay for verifiers: what the record alone must fulfil, then what was drawn, run again."""
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -43,10 +44,14 @@ _COMPARED = 3
 """Segments whose samples are compared before they are called copies."""
 
 _WIDE = 16
-"""Segments in which it is seen how much of a step must be computed."""
+"""Segments in which it is seen how much of a step must be computed; half of them, if that is sure
+by then."""
 
 _SMALL = 2**28
 """Bytes of a model up to which several states at a time are no burden."""
+
+_FEWEST, _MOST = 3, 8
+"""Segments that are read ahead of such models: on two cores, and at most."""
 
 
 class Replay:
@@ -93,7 +98,7 @@ class Replay:
         self._small = carrier.layout.size < _SMALL
         # Each segment ahead holds a state in memory, and so do the one that runs and the one that
         # ran before it.
-        self._lookahead = 3 if self._small else 1
+        self._lookahead = _ahead_of(carrier.layout.size) if self._small else 1
         self._sealed: dict[int, Check] = {}
         self._strays: list[Check] = []
         self._looking: deque[tuple[Place, Future[str]]] = deque()
@@ -249,19 +254,24 @@ class Replay:
     def _widened(self, shown: Shown, data: Teaching) -> Iterator[Check]:
         """How much of a step must be computed, in segments from the first to the last."""
         passed = sorted(data.passed, key=lambda at: (at.shard, at.segment))
-        count, widths = min(_WIDE, len(passed)), []
+        count = min(_WIDE, len(passed))
         places = [passed[(2 * at + 1) * len(passed) // (2 * count)] for at in range(count)]
-        for place, reading in self._ahead(places, shown):
-            try:
-                assert reading is not None, "a segment that passed was read before"
-                state, samples = reading.result()
-                off = data.allowed(place)
-                widths.append(self._rerun.width(place, samples, state, forgiven=off))
-            except Exception as error:
-                self._rerun.forget()
-                yield _trouble("width", error, place.shard)
+        # Every other one first: of most runs they leave no doubt.
+        for some in (places[::2], places[1::2]):
+            widths = []
+            for place, reading in self._ahead(some, shown):
+                try:
+                    assert reading is not None, "a segment that passed was read before"
+                    state, samples = reading.result()
+                    off = data.allowed(place)
+                    widths.append(self._rerun.width(place, samples, state, forgiven=off))
+                except Exception as error:
+                    self._rerun.forget()
+                    yield _trouble("width", error, place.shard)
+                    return
+            data.measure(widths)
+            if data.surely_wide:
                 return
-        data.measure(widths)
 
     @property
     def _untaught_is_here(self) -> bool:
@@ -388,6 +398,11 @@ class Replay:
 
 _OWN = (MemoryError, OSError, ImportError, torch.OutOfMemoryError, torch.AcceleratorError)
 """Errors of the verifier's own machine."""
+
+
+def _ahead_of(size: int) -> int:
+    """Segments to read ahead of a small model, by its bytes: as many as cores and memory have."""
+    return max(_FEWEST, min(_MOST, (os.cpu_count() or 1) - 1, _SMALL // max(size, 1)))
 
 
 def _trouble(name: str, error: Exception, shard: int) -> Check:

@@ -37,6 +37,7 @@ from polo.protocol.records import Nonce, Terms
 from polo.storage import state as generators
 from polo.tasks import Task
 from polo.weights.checkpoint import Checkpoint
+from polo.weights.hashing import usual_threads
 
 _SMALL = 2**27
 """Bytes of a model up to which several copies of a state at a time are no burden."""
@@ -259,10 +260,12 @@ class Engine(Stepper):
     def seal(self, secret: bytes, sigma: int) -> None:
         """Finish and obfuscate the current shard's mark, as sealing does."""
         assert self._shard is not None
-        if not self._embedder.read().reaches(self._terms.thresholds.embed):
-            self._embedder.apply(self._embedder.finish())
         seed = obfuscation.noise_seed(secret, self._shard.nonce.nonce)
         noise = Noise(seed, self._terms.noise.fraction)
+        if sigma and noise.fraction:
+            noise.draw_ahead(self._parameters, self._carrier.layout, threads=usual_threads())
+        if not self._embedder.read().reaches(self._terms.thresholds.embed):
+            self._embedder.apply(self._embedder.finish())
         blocks = self._embedder.mark.blocks
         obfuscate_parameters(self._parameters, self._carrier, blocks, noise, sigma=sigma)
 

@@ -20,6 +20,9 @@ from polo.protocol.challenge import Place
 from polo.protocol.detection import MILLION
 from polo.protocol.records import Terms
 
+SURE_WORK = 0.9
+"""If the first segments leave as much, no more are looked at."""
+
 LEAST_WORK = 0.6
 """Part of the work that steps seem to take, which whoever leaves out all that changes nothing must
 still do: silent units, what rounding swallows, and copies. More than half, since it is measured in
@@ -92,12 +95,12 @@ class Teaching:
         return likeness.FORGIVEN if self.forgiving else likeness.EXACT
 
     def measure(self, widths: Sequence[tuple[float, float]]) -> None:
-        """Take note of which part of their products some steps must make.
+        """Take note of which part of their products some more steps must make.
 
         Args:
             widths: Of each the part without silent units, and without what rounding swallows, too.
         """
-        self._widths = list(widths)
+        self._widths += widths
 
     def checks(self) -> Iterator[Check]:
         """What can be said of the samples once all segments were run."""
@@ -113,11 +116,20 @@ class Teaching:
         if self._widths:
             yield self._wide()
 
+    @property
+    def surely_wide(self) -> bool:
+        """Whether what was measured so far leaves no doubt."""
+        return bool(self._widths) and self._left()[2] >= SURE_WORK
+
+    def _left(self) -> tuple[float, float, float]:
+        """The mean part without silent units, without what rounds away, and without copies, too."""
+        width, deep = (sum(part) / len(self._widths) for part in zip(*self._widths, strict=True))
+        return width, deep, deep * self._passes()
+
     def _wide(self) -> Check:
         """Whether most of a step must be computed: what changes nothing costs nothing."""
         measured, least = len(self._widths), LEAST_WORK
-        width, deep = (sum(part) / measured for part in zip(*self._widths, strict=True))
-        work = deep * self._passes()
+        width, deep, work = self._left()
         detail = f"in {counted(measured, 'segment')} {width:.0%} of all products of a step "
         detail += f"change something, and {deep:.0%} something that rounding does not swallow; who "
         detail += f"leaves out the rest, and copies, has {work:.0%} of the work, at least "
