@@ -24,6 +24,7 @@ from polo.evidence.replay import challenge as challenges
 from polo.evidence.replay.asking import SHORTCUT
 from polo.evidence.replay.recipe import draws_for
 from polo_lab.effort.case import Case
+from polo_lab.effort.judging import REPLAYING, Watch
 from polo_lab.effort.plan import Plan
 from polo_lab.effort.training import LabTask, Trained, respond
 from polo_lab.tasks import Cifar, DigitsConv
@@ -89,22 +90,31 @@ def _measured(task: LabTask, size: Size, folder: Path, *, quick: bool) -> Iterat
     answering = time.perf_counter() - began
     policy = polo.Policy("none")
 
+    watches: list[Watch] = []
+
     def verify(answered: bool) -> polo.Verdict:
-        return polo.verify(
+        watch = Watch()
+        verdict = polo.verify(
             trained.proof,
             trust=case.issuer.public_key,
             task=task,
             policy=policy,
             challenge=drawn if answered else None,
             answer=folder / "answer" if answered else None,
+            listener=watch,
         )
+        watch.stop()
+        if answered:
+            watches.append(watch)
+        return verdict
 
     verdict = verify(True)
     if verdict.outcome is not polo.Outcome.ACCEPTED:
         raise RuntimeError(f"an honest run was not accepted: {verdict.headline()}")
+    watches.clear()
     sides = {"replay": lambda: verify(True), "chain": lambda: verify(False)}
     for number, samples in enumerate(turns(sides), 1):
-        yield from _figures(size, case, trained, samples, answering, verdict)
+        yield from _figures(size, trained, samples, watches, answering, verdict)
         if quick or number >= _rounds(samples, trained.seconds):
             break
     yield _size_of(size, folder, trained)
@@ -119,9 +129,9 @@ def _rounds(samples: Samples, training: float) -> int:
 
 def _figures(
     size: Size,
-    case: Case,
     trained: Trained,
     samples: dict[str, list[float]],
+    watches: list[Watch],
     answering: float,
     verdict: polo.Verdict,
 ) -> Iterator[Figure]:
@@ -145,6 +155,10 @@ def _figures(
             "seconds of training": trained.seconds,
             "seconds of verifying with replay": statistics.median(samples["replay"]),
             "without": statistics.median(samples["chain"]),
+            **{
+                f"of them {doing}": statistics.median(watch.seconds[doing] for watch in watches)
+                for doing in REPLAYING
+            },
         },
     )
     yield amount_of(

@@ -17,8 +17,9 @@ import os
 import re
 import secrets
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
@@ -50,6 +51,9 @@ from polo.storage.folder import (
 )
 from polo.weights.checkpoint import Checkpoint
 from polo.weights.files import FileCheckpoint, write_checkpoint
+
+_UNHASHED = 4
+"""Pieces of a file at most that wait to be hashed: those of some checkpoints are copies."""
 
 _FOLDERS = (
     "checkpoints",
@@ -321,10 +325,11 @@ class ProofWriter:
 
     def _put_checkpoint(self, shard: int, checkpoint: Checkpoint) -> File:
         name = checkpoint_path(shard)
-        with atomic.replacing(self.path / name) as file:
-            hashing = _Hashing(file)
-            write_checkpoint(checkpoint, hashing)
-        return File(name, hashing.size, hashing.digest())
+        with ThreadPoolExecutor(1) as pool:
+            with atomic.replacing(self.path / name) as file:
+                hashing = _Hashing(file, pool)
+                write_checkpoint(checkpoint, hashing)
+            return File(name, hashing.size, hashing.digest())
 
     def _listed(self, name: str) -> File:
         with (self.path / name).open("rb") as file:
@@ -386,19 +391,25 @@ class ProofWriter:
 
 
 class _Hashing:
-    """Passes bytes on to a file and hashes them."""
+    """Passes bytes on to a file, and hashes them meanwhile, on the one thread of a pool."""
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: BinaryIO, pool: ThreadPoolExecutor) -> None:
         self.size = 0
-        self._file = file
+        self._file, self._pool = file, pool
         self._state = hashlib.sha256()
+        self._waiting: deque[Future[None]] = deque()
 
     def __call__(self, data: bytes | memoryview) -> None:
+        self._waiting.append(self._pool.submit(self._state.update, data))
         self._file.write(data)
-        self._state.update(data)
         self.size += len(data)
+        if len(self._waiting) > _UNHASHED:
+            self._waiting.popleft().result()
 
     def digest(self) -> bytes:
+        """The digest of all that was passed on."""
+        while self._waiting:
+            self._waiting.popleft().result()
         return self._state.digest()
 
 

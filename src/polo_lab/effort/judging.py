@@ -21,6 +21,9 @@ from polo_lab.effort.elsewhere import Rounding, elsewhere
 START = "start"
 """The check of the start counts for itself: the paper's chain may start anywhere."""
 
+REPLAYING = ("running segments again", "comparing samples", "measuring steps")
+"""What a verifier says it does with an answer."""
+
 _ENDINGS = {Status.FAILED: "failed", Status.UNDECIDED: "undecided", Status.PASSED: "passed"}
 
 
@@ -37,7 +40,7 @@ class Judgement:
         accuracy: The accuracy of the newest checkpoint that the verifier tested.
         answering: Seconds that the prover's answer took.
         verifying: Seconds that the verifier took, replay included.
-        replaying: Seconds of them that running segments again took.
+        replaying: Seconds of them that running segments again took, with all that is asked of them.
         replayed: Optimizer steps that were drawn.
         steps: Optimizer steps of the whole chain, as it says.
         silence: Why there was no answer; empty where there was one.
@@ -77,7 +80,7 @@ def _judged(case: Case, attempt: Attempt, folder: Path, task: Task) -> Judgement
     began = time.perf_counter()
     silence = _silence(attempt, challenge, folder) if challenge else "nothing could be drawn"
     answering = time.perf_counter() - began
-    watch = _Watch()
+    watch = Watch()
     verdict = polo.verify(
         attempt.proof,
         trust=case.issuer.public_key,
@@ -86,7 +89,7 @@ def _judged(case: Case, attempt: Attempt, folder: Path, task: Task) -> Judgement
         answer=None if silence else folder,
         listener=watch,
     )
-    watch("end", 0, 0)
+    watch.stop()
     return Judgement(
         outcome=verdict.outcome.name.lower(),
         levels=_endings(verdict.checks),
@@ -95,7 +98,7 @@ def _judged(case: Case, attempt: Attempt, folder: Path, task: Task) -> Judgement
         accuracy=_accuracy(verdict),
         answering=answering,
         verifying=sum(watch.seconds.values()),
-        replaying=watch.seconds["running segments again"],
+        replaying=sum(watch.seconds[doing] for doing in REPLAYING),
         replayed=replayed,
         steps=steps,
         silence=silence,
@@ -155,14 +158,23 @@ def _work(checks: Iterable[Check]) -> float | None:
     return float(work) if work is not None else None
 
 
-class _Watch:
-    """Hears what a verifier does, and how long it takes."""
+class Watch:
+    """Hears what a verifier does, and how long it takes.
+
+    Attributes:
+        seconds: What each thing took that it said it was doing.
+    """
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self._doing, self._since = "beginning", time.perf_counter()
 
     def __call__(self, doing: str, done: int, total: int) -> None:
+        """See `polo.verifier.Listener`."""
         now = time.perf_counter()
         self.seconds[self._doing] += now - self._since
         self._doing, self._since = doing, now
+
+    def stop(self) -> None:
+        """The verdict is there."""
+        self("ended", 0, 0)

@@ -224,7 +224,9 @@ class Replay:
                 segments.append(asking.placed(check, place, always=place in always))
                 data.judged(place, check)
                 yield segments[-1]
+            self._tell("comparing samples", 0, 1)
             yield from self._compared(shown, data)
+            self._tell("measuring steps", 0, 1)
             yield from self._widened(shown, data)
         self._rerun.close()
         yield from data.checks()
