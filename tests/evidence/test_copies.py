@@ -13,6 +13,7 @@ import torch
 
 from polo.checks import Check
 from polo.evidence.replay import platform
+from polo.evidence.replay.check import spread
 from polo.evidence.replay.contrast import share
 from polo.evidence.replay.likeness import (
     EXACT,
@@ -427,24 +428,60 @@ def test_all_that_changes_nothing_must_leave_most_of_the_work(
     assert bool(found.advice) == (status is not Status.PASSED)
 
 
-@pytest.mark.parametrize(("found", "looked_at"), [(0.95, 3), (0.85, 6)])
-def test_every_other_segment_is_looked_at_first(
-    found: float, looked_at: int, lean: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All of them only where the first leave a doubt."""
-    places: list[Place] = []
+Widths = Callable[[Callable[[Place], tuple[float, float]]], Any]
 
-    def width(_: Rerun, place: Place, *rest: Any, **options: Any) -> tuple[float, float]:
-        places.append(place)
-        return 1.0, found
 
-    monkeypatch.setattr(Rerun, "width", width)
+@pytest.fixture
+def judged_by(lean: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Widths:
+    """What a verdict of all of `lean` says of width, whatever some function measures."""
     challenge = lean.everything()
-    verdict = lean.verify(challenge, lean.answer(challenge, tmp_path / "answer"))
-    [check] = [check for check in verdict.checks if check.name == "width"]
-    assert (check.status, check.figures["measured"]) == (Status.PASSED, looked_at)
-    assert len(set(places)) == looked_at
-    assert places[:3] == sorted(places[:3], key=lambda at: (at.shard, at.segment))
+    answer = lean.answer(challenge, tmp_path / "answer")
+
+    def judge(measured: Callable[[Place], tuple[float, float]]) -> list[Check]:
+        def width(_: Rerun, place: Place, *rest: Any, **options: Any) -> tuple[float, float]:
+            return measured(place)
+
+        monkeypatch.setattr(Rerun, "width", width)
+        return [check for check in lean.verify(challenge, answer).checks if check.name == "width"]
+
+    return judge
+
+
+@pytest.mark.parametrize(("found", "points"), [(0.95, 8), (0.85, 16)])
+def test_half_of_the_points_are_enough_where_they_leave_no_doubt(
+    found: float, points: int, judged_by: Widths
+) -> None:
+    places: list[Place] = []
+    [check] = judged_by(lambda place: (places.append(place), (1.0, found))[1])
+    assert (check.status, check.figures["measured"]) == (Status.PASSED, points)
+    assert len(set(places)) == len(places) <= 6
+
+
+def test_points_are_drawn_by_steps_and_not_by_segments() -> None:
+    """Else a run of long segments and short ones could have nothing but the short ones seen."""
+    for _ in range(20):
+        found = spread([223, 1] * 16, 16)
+        assert found == sorted(found)
+        assert {at // 2 for at in found} == set(range(16))
+        assert sum(at % 2 for at in found) <= 4
+        assert all(at // 2 == part for part, at in enumerate(spread([5] * 32, 16)))
+    assert spread([7], 16) == [0] * 16
+    assert spread([], 16) == []
+
+
+def test_nobody_knows_the_points_beforehand() -> None:
+    assert len({tuple(spread([5] * 64, 16)) for _ in range(8)}) > 1
+
+
+def test_what_was_measured_counts_though_one_segment_cannot_be(judged_by: Widths) -> None:
+    def measured(place: Place) -> tuple[float, float]:
+        if place.shard == 2:
+            raise RuntimeError("no kernel for this")
+        return 1.0, 0.1
+
+    found = judged_by(measured)
+    assert [check.status for check in found] == [Status.UNDECIDED, Status.FAILED]
+    assert "no kernel for this" in found[0].detail
 
 
 @pytest.mark.parametrize(("effect", "status"), [(2e-4, Status.PASSED), (1e-4, Status.FAILED)])

@@ -42,6 +42,27 @@ def test_silent_units_are_left_out(dead: int) -> None:
     assert found == pytest.approx((first + second) / 112)
 
 
+@pytest.mark.parametrize("blank", [0, 7])
+def test_what_is_zero_in_the_data_is_no_silent_unit(blank: int) -> None:
+    """Margins of images say nothing about how much of a network is trained."""
+    inputs = torch.randn(16, 10)
+    inputs[:, :blank] = 0
+    assert left(network(0), inputs, squared) == pytest.approx(1.0)
+    part, first = 1 - 6 / 8, 8 * (10 - blank)
+    wanted = (first * (1 + 2 * part) / 3 + 32 * part) / (first + 32)
+    assert left(network(6), inputs, squared) == pytest.approx(wanted)
+
+
+def test_channels_that_are_zero_in_the_data_are_no_silent_ones_either() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 36, 5))
+    inputs = torch.randn(8, 3, 8, 8)
+    inputs[:, 1:] = 0
+    assert left(model, inputs, squared) == pytest.approx(1.0)
+    grouped = nn.Sequential(nn.Conv2d(3, 6, 3, groups=3), nn.Flatten(), nn.Linear(6 * 36, 5))
+    assert 0.3 < left(grouped, inputs, squared) < 1
+
+
 def test_layers_count_by_their_products_and_not_by_their_weights() -> None:
     """A convolution has few weights that are used at many places."""
     torch.manual_seed(0)

@@ -1,8 +1,10 @@
 """Level replay for verifiers: what the record alone must fulfil, then what was drawn, run again."""
 
+import bisect
+import itertools
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from secrets import SystemRandom
 
@@ -44,8 +46,8 @@ _COMPARED = 3
 """Segments whose samples are compared before they are called copies."""
 
 _WIDE = 16
-"""Segments in which it is seen how much of a step must be computed; half of them, if that is sure
-by then."""
+"""Points at which it is seen how much of a step must be computed; half of them, if that is sure by
+then."""
 
 _SMALL = 2**28
 """Bytes of a model up to which several states at a time are no burden."""
@@ -254,26 +256,34 @@ class Replay:
                 return
 
     def _widened(self, shown: Shown, data: Teaching) -> Iterator[Check]:
-        """How much of a step must be computed, in segments from the first to the last."""
-        passed = sorted(data.passed, key=lambda at: (at.shard, at.segment))
-        count = min(_WIDE, len(passed))
-        places = [passed[(2 * at + 1) * len(passed) // (2 * count)] for at in range(count)]
+        """How much of a step must be computed, at points of the run from its first to its last."""
+        points = self._points(data.passed)
+        known: dict[Place, tuple[float, float]] = {}
         # Every other one first: of most runs they leave no doubt.
-        for some in (places[::2], places[1::2]):
-            widths = []
-            for place, reading in self._ahead(some, shown):
+        for some in (points[::2], points[1::2]):
+            fresh = [place for place in dict.fromkeys(some) if place not in known]
+            trouble = None
+            for place, reading in self._ahead(fresh, shown):
                 try:
                     assert reading is not None, "a segment that passed was read before"
                     state, samples = reading.result()
                     off = data.allowed(place)
-                    widths.append(self._rerun.width(place, samples, state, forgiven=off))
+                    known[place] = self._rerun.width(place, samples, state, forgiven=off)
                 except Exception as error:
                     self._rerun.forget()
-                    yield _trouble("width", error, place.shard)
-                    return
-            data.measure(widths)
-            if data.surely_wide:
+                    trouble = _trouble("width", error, place.shard)
+                    break
+            data.measure([known[place] for place in some if place in known])
+            if trouble:
+                yield trouble
+            if trouble or data.surely_wide:
                 return
+
+    def _points(self, passed: Iterable[Place]) -> list[Place]:
+        """Segments at points of all that passed, from the first to the last."""
+        places = sorted(passed, key=lambda at: (at.shard, at.segment))
+        found = spread([self.timeline.span(at).steps for at in places], _WIDE)
+        return [places[at] for at in found]
 
     @property
     def _untaught_is_here(self) -> bool:
@@ -400,6 +410,24 @@ class Replay:
 
 _OWN = (MemoryError, OSError, ImportError, torch.OutOfMemoryError, torch.AcceleratorError)
 """Errors of the verifier's own machine."""
+
+
+def spread(steps: Sequence[int], count: int) -> list[int]:
+    """Segments at random points of a run, one in each of so many equal parts of all its steps.
+
+    Args:
+        steps: The steps of each segment, laid end to end.
+        count: How many points.
+
+    Returns:
+        For each point the number of the segment that it lies in.
+    """
+    ends = list(itertools.accumulate(steps))
+    total = ends[-1] if ends else 0
+    points = (
+        (at * total + _RANDOM.randrange(total)) // count for at in range(count if total else 0)
+    )
+    return [bisect.bisect_right(ends, point) for point in points]
 
 
 def _ahead_of(size: int) -> int:

@@ -3,7 +3,8 @@
 A rate can come down so far that weights stand still, or move by their last digits only. What was
 computed of them once can then be used again: the slopes of one pass over the data, kept for every
 sample, foresee the next passes to the bit. So a slope counts if the end of its segment would be
-another one had the slope been taken a pass earlier.
+another one had the slope been taken a pass earlier. Who has some slopes of a layer to compute has
+to make its products, whichever those are: a few of them count for all.
 """
 
 from collections.abc import Mapping
@@ -11,6 +12,9 @@ from collections.abc import Mapping
 import torch
 
 from polo.evidence.replay.state import Snapshot, Tensors
+
+FEW = 1 / 16
+"""Where as many slopes of a tensor matter, all of it must be computed."""
 
 
 @torch.no_grad()
@@ -34,7 +38,7 @@ def aged(
 def depths(
     slopes: Mapping[str, torch.Tensor], ended: Snapshot, otherwise: Snapshot
 ) -> dict[str, float]:
-    """Of the slopes of each tensor that are not zero, the part that matters.
+    """Which part of each tensor's slopes must be computed, of those that are not zero.
 
     Args:
         slopes: The slopes of a segment's first step, by name.
@@ -49,8 +53,13 @@ def depths(
     found = {}
     for name, slope in slopes.items():
         there = slope.to_dense() != 0
-        found[name] = _part(told[name] & there, there)
+        found[name] = min(1.0, _part(told[name] & there, there) / FEW)
     return found
+
+
+def finite(slopes: Mapping[str, torch.Tensor]) -> bool:
+    """Whether all slopes are numbers."""
+    return all(bool(slope.to_dense().isfinite().all()) for slope in slopes.values())
 
 
 def _part(counted: torch.Tensor, of: torch.Tensor) -> float:

@@ -39,6 +39,10 @@ from polo.tasks import Task
 from polo.weights.checkpoint import Checkpoint
 from polo.weights.hashing import usual_threads
 
+_NEAR = 16.0
+"""What would end within so many times what is forgiven may be guessed nearer than that: slopes
+that are a pass old are the crudest guess."""
+
 _SMALL = 2**27
 """Bytes of a model up to which several copies of a state at a time are no burden."""
 
@@ -225,20 +229,34 @@ class Engine(Stepper):
             steps: How many steps the segment has.
             batch: The samples of the first.
             slopes: The slopes of the first, as `copied_slopes` gives them.
-            forgiven: How far an end may be off, as a share of its move; within that no slope
-                matters.
+            forgiven: How far an end may be off, as a share of its move; where old slopes lead
+                about as near, none matters.
         """
         before = self.copied()
         self._follow(first, slopes, steps=steps)
-        ended = self.copied()
-        later = self.copied_slopes(first, batch)
+        ended, later = self.copied(), self._slopes_there(first, batch)
+        if later is None:
+            return dict.fromkeys(slopes, 1.0)
         self.rewind(before)
         age = max(1.0, self._recipe.steps_per_pass / steps)
         self._follow(first, depth.aged(slopes, later, age), steps=1)
         self._follow(first + 1, slopes, steps=steps - 1)
-        if forgiven and self.differs_from(ended, before) <= forgiven:
+        if forgiven and self.differs_from(ended, before) <= _NEAR * forgiven:
             return dict.fromkeys(slopes, 0.0)
         return depth.depths(slopes, ended, named_state(self.model, self.optimizer))
+
+    def _slopes_there(self, step: int, batch: Batch) -> "Tensors | None":
+        """Slopes at a state that training never was in; None if there are none to be had.
+
+        So far away that no task can be asked to take a step there, slopes are other ones, too.
+        """
+        try:
+            found = self.copied_slopes(step, batch)
+        except (MemoryError, torch.OutOfMemoryError, torch.AcceleratorError):
+            raise
+        except Exception:
+            return None
+        return found if depth.finite(found) else None
 
     def copied_slopes(self, step: int, batch: Batch) -> Tensors:
         """The gradients that a step of the current shard would follow, of each tensor once."""

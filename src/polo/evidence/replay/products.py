@@ -6,6 +6,7 @@ leaves them out of the others; all comes out to the bit.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Self
 
@@ -32,7 +33,7 @@ class Products:
         names = parameter_names(model)
         found = (layer for layer in model.modules() if isinstance(layer, _Layer))
         self._layers = [(names[id(own.weight)], own) for own in found if id(own.weight) in names]
-        self._seen: list[tuple[str, int, float]] = []
+        self._seen: list[_Use] = []
 
     def __enter__(self) -> Self:
         self._hooks = [
@@ -46,13 +47,15 @@ class Products:
 
     @torch.no_grad()
     def _see(self, name: str, layer: _Layer, inputs: tuple[object, ...], output: object) -> None:
-        """Note over how many rows a layer was used, and which part of its inputs were not zero."""
+        """Note over how many rows a layer was used, and which of its inputs were not zero."""
         given = inputs[0] if inputs else None
         if isinstance(given, torch.Tensor) and isinstance(output, torch.Tensor):
             at = -1 if isinstance(layer, nn.Linear) else -1 - len(layer.kernel_size)
             features = given.to_dense().movedim(at, -1)
-            live = (features.reshape(-1, features.shape[-1]) != 0).any(0).double().mean()
-            self._seen.append((name, output.numel() // len(layer.weight), float(live)))
+            live = (features.reshape(-1, features.shape[-1]) != 0).any(0)
+            # What is zero in the data is no unit that fell silent: nobody computes with it.
+            own = not given.requires_grad and len(live) == layer.weight.shape[1]
+            self._seen.append(_Use(name, output.numel() // len(layer.weight), live, own))
 
     def left(
         self, slopes: Mapping[str, torch.Tensor], depths: Mapping[str, float] | None = None
@@ -64,16 +67,39 @@ class Products:
 
         Args:
             slopes: The gradients that the pass came to, by name.
-            depths: Which part of each tensor's matter; by default all that are not zero.
+            depths: Which part of each tensor's must be computed; by default all that are not zero.
         """
-        moved = {
-            name: float((slope.to_dense() != 0).double().mean()) for name, slope in slopes.items()
-        }
-        seen = [one for one in self._seen if one[0] in slopes]
-        seen = seen or [(name, 1, 1.0) for name in slopes]
-        sizes = [rows * slopes[name].numel() for name, rows, _ in seen]
-        parts = [(live + 2 * moved[name]) / 3 for name, _, live in seen]
-        if depths is not None:
-            parts = [part * depths[name] for part, (name, *_) in zip(parts, seen, strict=True)]
-        made = sum(size * part for size, part in zip(sizes, parts, strict=True))
-        return made / sum(sizes) if any(sizes) else 1.0
+        seen = [use for use in self._seen if use.name in slopes]
+        seen = seen or [_Use(name, 1, torch.ones(1, dtype=torch.bool), False) for name in slopes]
+        made = total = 0.0
+        for use in seen:
+            size, part = use.products(slopes[use.name].to_dense())
+            total += size
+            made += size * part * (1.0 if depths is None else depths[use.name])
+        return made / total if total else 1.0
+
+
+@dataclass(frozen=True)
+class _Use:
+    """One use of a layer.
+
+    Attributes:
+        name: Of its weights.
+        rows: Over how many rows.
+        live: Which of its input features were not zero.
+        data: Whether these are the data's own, and not what other layers made of them.
+    """
+
+    name: str
+    rows: int
+    live: torch.Tensor
+    data: bool
+
+    def products(self, slopes: torch.Tensor) -> tuple[int, float]:
+        """How many products of a kind there are, and which part of all must be made."""
+        there = slopes != 0
+        live = 1.0 if self.data else float(self.live.double().mean())
+        if self.data:
+            there = there[:, self.live.to(there.device)]
+        moved = float(there.double().mean()) if there.numel() else 0.0
+        return self.rows * there.numel(), (live + 2 * moved) / 3

@@ -25,8 +25,8 @@ SURE_WORK = 0.9
 
 LEAST_WORK = 0.6
 """Part of the work that steps seem to take, which whoever leaves out all that changes nothing must
-still do: silent units, what rounding swallows, and copies. More than half, since it is measured in
-some segments only, and who has half of the work to do is not to pass by their luck."""
+still do: silent units, what rounding swallows, and copies. More than half, since it is measured at
+some points only, and who has half of the work to do is not to pass by their luck."""
 
 
 class Teaching:
@@ -130,7 +130,9 @@ class Teaching:
         """Whether most of a step must be computed: what changes nothing costs nothing."""
         measured, least = len(self._widths), LEAST_WORK
         width, deep, work = self._left()
-        detail = f"in {counted(measured, 'segment')} {width:.0%} of all products of a step "
+        detail = (
+            f"at {counted(measured, 'point')} of the run {width:.0%} of all products of a step "
+        )
         detail += f"change something, and {deep:.0%} something that rounding does not swallow; who "
         detail += f"leaves out the rest, and copies, has {work:.0%} of the work, at least "
         detail += f"{least:.0%} asked"
