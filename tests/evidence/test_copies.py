@@ -15,6 +15,7 @@ from polo.checks import Check
 from polo.evidence.replay import platform
 from polo.evidence.replay.check import spread
 from polo.evidence.replay.contrast import share
+from polo.evidence.replay.engine import Engine
 from polo.evidence.replay.likeness import (
     EXACT,
     FORGIVEN,
@@ -471,6 +472,16 @@ def test_points_are_drawn_by_steps_and_not_by_segments() -> None:
 
 def test_nobody_knows_the_points_beforehand() -> None:
     assert len({tuple(spread([5] * 64, 16)) for _ in range(8)}) > 1
+
+
+def test_a_verdict_leaves_out_what_rounding_swallows(
+    lean: Any, asked: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Engine, "depths", lambda own, *given, **_: dict.fromkeys(given[3], 0.25))
+    [check] = [check for check in lean.verify(*asked).checks if check.name == "width"]
+    assert check.status is Status.FAILED
+    assert check.figures["width"] > 0.9
+    assert check.figures["depth"] == pytest.approx(check.figures["width"] / 4)
 
 
 def test_what_was_measured_counts_though_one_segment_cannot_be(judged_by: Widths) -> None:

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -11,19 +12,31 @@ import polo
 from polo.evidence.replay import depth
 from polo.evidence.replay.data import DataSource
 from polo.evidence.replay.engine import Engine, Shard
+from polo.evidence.replay.recipe import Recipe
 from polo.protocol import nonces
 from polo.watermark.mark import carrier_of
 from polo.weights.checkpoint import checkpoint_of
 
 Depths = Callable[..., float]
+FIRST = 4
+"""The step that slopes are taken of, after a few at a usual rate."""
+
+
+@dataclass(frozen=True)
+class Begun:
+    """An engine at the start of a segment, the segment's first batch, and its slopes."""
+
+    engine: Engine
+    batch: Any
+    slopes: dict[str, torch.Tensor]
 
 
 @pytest.fixture
-def deep(task: Any, recipe_of: Callable[..., Any]) -> Depths:
-    """The part of a first segment's slopes that matter, after a few steps at a usual rate."""
+def begin(task: Any, recipe_of: Callable[..., Any]) -> Callable[..., Begun]:
+    """A segment after a few steps at a usual rate."""
 
-    def measure(*, forgiven: float = 0.0, steps: int = 3, **options: Any) -> float:
-        recipe = recipe_of(every=steps, schedule="steps", milestones=(4,), **options)
+    def make(*, steps: int = 3, **options: Any) -> Begun:
+        recipe = recipe_of(every=steps, schedule="steps", milestones=(FIRST,), **options)
         source = DataSource(task.train_columns(), secret=bytes(32))
         terms = polo.make_terms(task, bits=128, replay=recipe, data=source.root, start="derived")
         carrier = carrier_of(terms, checkpoint_of(task.build_model()).layout)
@@ -31,10 +44,21 @@ def deep(task: Any, recipe_of: Callable[..., Any]) -> Depths:
         engine = Engine(task, terms, carrier, recipe)
         _, drawn = nonces.draw(4, random.Random(0).randbytes)
         engine.enter(Shard(1, bytes(32), 0, drawn[0]))
-        batches = [source.batch(engine.order.batch(step)) for step in range(5)]
-        engine.run(0, iter(batches[:4]))
-        slopes = engine.copied_slopes(4, batches[4])
-        found = engine.depths(4, steps, batches[4], slopes, forgiven=forgiven)
+        batches = [source.batch(engine.order.batch(step)) for step in range(FIRST + 1)]
+        engine.run(0, iter(batches[:FIRST]))
+        return Begun(engine, batches[FIRST], engine.copied_slopes(FIRST, batches[FIRST]))
+
+    return make
+
+
+@pytest.fixture
+def deep(begin: Callable[..., Begun]) -> Depths:
+    """The part of a segment's slopes that must be computed."""
+
+    def measure(*, forgiven: float = 0.0, steps: int = 3, **options: Any) -> float:
+        begun = begin(steps=steps, **options)
+        slopes = begun.slopes
+        found = begun.engine.depths(FIRST, steps, begun.batch, slopes, forgiven=forgiven)
         assert found.keys() == slopes.keys()
         sizes = {name: int((slope != 0).sum()) for name, slope in slopes.items()}
         return sum(found[name] * sizes[name] for name in found) / sum(sizes.values())
@@ -78,6 +102,80 @@ def test_what_is_forgiven_does_not_matter(deep: Depths) -> None:
     assert deep(gamma=0.001, **KINDS["momentum"]) > 0.95
     assert deep(gamma=0.001, forgiven=0.05, **KINDS["momentum"]) == 0
     assert deep(gamma=0.3, forgiven=0.000_1, **PLAIN) > 0.95
+
+
+def test_both_ends_are_reached_by_the_segments_own_steps(
+    begin: Callable[..., Begun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same batch with the same randomness, each step at its rate, old by a whole pass."""
+    begun = begin(gamma=0.3, **PLAIN)
+    passes: list[int] = []
+    rates: list[int] = []
+    ages: list[float] = []
+    slopes, set_rate, aged = begun.engine.slopes, Recipe.set_rate, depth.aged
+    monkeypatch.setattr(
+        begun.engine, "slopes", lambda step, batch: (passes.append(step), slopes(step, batch))[1]
+    )
+    monkeypatch.setattr(
+        Recipe, "set_rate", lambda own, *given: (rates.append(given[1]), set_rate(own, *given))[1]
+    )
+    monkeypatch.setattr(depth, "aged", lambda *given: (ages.append(given[2]), aged(*given))[1])
+    begun.engine.depths(FIRST, 3, begun.batch, begun.slopes)
+    assert passes == [FIRST]
+    assert rates == [4, 5, 6, 4, 5, 6]
+    assert ages == [pytest.approx(8 / 3)]
+
+
+def test_slopes_stay_as_they_are_whatever_an_optimizer_does_to_gradients(
+    begin: Callable[..., Begun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = begin(gamma=0.3, **PLAIN)
+    before = {name: slope.clone() for name, slope in begun.slopes.items()}
+    step = begun.engine.optimizer.step
+
+    def spoiling() -> None:
+        step()
+        for parameter in begun.engine.model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.zero_()
+
+    monkeypatch.setattr(begun.engine.optimizer, "step", spoiling)
+    begun.engine.depths(FIRST, 3, begun.batch, begun.slopes)
+    assert all(torch.equal(before[name], slope) for name, slope in begun.slopes.items())
+
+
+def test_where_no_step_can_be_taken_from_slopes_are_other_ones(
+    begin: Callable[..., Begun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = begin(gamma=0.000_000_000_001, **PLAIN)
+    engine, asked = begun.engine, (FIRST, 3, begun.batch, begun.slopes)
+
+    def refusing(step: int, batch: Any) -> dict[str, torch.Tensor]:
+        raise FloatingPointError("loss is no number")
+
+    def endless(step: int, batch: Any) -> dict[str, torch.Tensor]:
+        return {name: slope * torch.inf for name, slope in begun.slopes.items()}
+
+    def without_memory(step: int, batch: Any) -> dict[str, torch.Tensor]:
+        raise torch.OutOfMemoryError("no memory")
+
+    for instead in (refusing, endless):
+        monkeypatch.setattr(engine, "slopes", instead)
+        assert set(engine.depths(*asked).values()) == {1.0}
+    monkeypatch.setattr(engine, "slopes", without_memory)
+    with pytest.raises(torch.OutOfMemoryError):
+        engine.depths(*asked)
+
+
+def test_a_few_slopes_that_matter_ask_for_all_products() -> None:
+    """Whoever must compute some of a layer's has to pass through all of it."""
+    slopes = {"w": torch.ones(32), "v": torch.ones(32)}
+    ended = {"w": torch.zeros(32), "v": torch.zeros(32)}, {"momentum/v": torch.zeros(32)}
+    moved = torch.zeros(32)
+    moved[0] = 1
+    otherwise = {"w": moved, "v": torch.zeros(32)}, {"momentum/v": torch.ones(32)}
+    assert depth.depths(slopes, ended, otherwise) == {"w": 0.5, "v": 1.0}
+    assert depth.depths(slopes, ended, ended) == {"w": 0.0, "v": 0.0}
 
 
 def test_slopes_are_aged_in_a_straight_line() -> None:

@@ -121,7 +121,8 @@ class Pair(Classification):
             batch: Samples of a batch.
             device: Where models are trained.
         """
-        shared = _shared_loss(self, batch, torch.device(device)) if self.source.images else None
+        where = torch.device(device)
+        shared = _shared_loss(self, self.course, batch, where) if self.source.images else None
         before, self._shared = self._shared, shared
         try:
             yield shared
@@ -154,10 +155,10 @@ class Pair(Classification):
 
 
 @lru_cache(maxsize=1)
-def _shared_loss(pair: Pair, batch: int, device: torch.device) -> SharedLoss:
+def _shared_loss(pair: Pair, course: Course, batch: int, device: torch.device) -> SharedLoss:
     """The loss of a pair's models; one at a time, since compiling another drops it."""
     return SharedLoss(
-        pair.course,
+        course,
         device,
         lambda: pair.build_model().to(device),
         lambda: pair._tried(batch, device),

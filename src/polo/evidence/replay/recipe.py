@@ -64,7 +64,7 @@ _FIELDS = {"optimizer": "algorithm", "rate": "peak"}
 _SHORTCUT, _OFTEN = 0.1, 0.05
 """Faking this part of all steps should not escape more often than that."""
 
-_LITTLE = 1e-4
+_LITTLE = 2e-4
 """A rate that ends below this part of itself is worth a word."""
 
 _FEW, _MUCH = 500_000, 50_000
