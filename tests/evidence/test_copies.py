@@ -26,7 +26,7 @@ from polo.evidence.replay.likeness import (
 )
 from polo.evidence.replay.motion import Motion
 from polo.evidence.replay.rerun import Rerun
-from polo.evidence.replay.teaching import Teaching
+from polo.evidence.replay.teaching import Teaching, Width
 from polo.protocol.challenge import Place
 from polo.protocol.effort import Column
 from polo.tasks.training import inputs_of
@@ -423,13 +423,13 @@ def test_all_that_changes_nothing_must_leave_most_of_the_work(
         passed = Check("segment", Status.PASSED, "", figures={"distance": 0, "allowed": 0.01})
         teaching.judged(Place(1, 0), passed)
     # Rounding swallows a tenth of what is left, or silent units leave as much out to begin with.
-    teaching.measure([(min(1.0, deep / 0.9), deep) for deep in widths])
+    teaching.measure([Width(min(1.0, deep / 0.9), deep, deep) for deep in widths])
     [found] = [check for check in teaching.checks() if check.name == "width"]
     assert found.status is status
     assert bool(found.advice) == (status is not Status.PASSED)
 
 
-Widths = Callable[[Callable[[Place], tuple[float, float]]], Any]
+Widths = Callable[[Callable[[Place], Width]], Any]
 
 
 @pytest.fixture
@@ -438,8 +438,8 @@ def judged_by(lean: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Wid
     challenge = lean.everything()
     answer = lean.answer(challenge, tmp_path / "answer")
 
-    def judge(measured: Callable[[Place], tuple[float, float]]) -> list[Check]:
-        def width(_: Rerun, place: Place, *rest: Any, **options: Any) -> tuple[float, float]:
+    def judge(measured: Callable[[Place], Width]) -> list[Check]:
+        def width(_: Rerun, place: Place, *rest: Any, **options: Any) -> Width:
             return measured(place)
 
         monkeypatch.setattr(Rerun, "width", width)
@@ -453,7 +453,7 @@ def test_half_of_the_points_are_enough_where_they_leave_no_doubt(
     found: float, points: int, judged_by: Widths
 ) -> None:
     places: list[Place] = []
-    [check] = judged_by(lambda place: (places.append(place), (1.0, found))[1])
+    [check] = judged_by(lambda place: (places.append(place), Width(1.0, found, found))[1])
     assert (check.status, check.figures["measured"]) == (Status.PASSED, points)
     assert len(set(places)) == len(places) <= 6
 
@@ -474,10 +474,23 @@ def test_nobody_knows_the_points_beforehand() -> None:
     assert len({tuple(spread([5] * 64, 16)) for _ in range(8)}) > 1
 
 
+def test_what_may_be_guessed_on_another_platform_alone_is_undecided(judged_by: Widths) -> None:
+    """A lie there may be none: only somebody on the prover's platform can tell."""
+    [check] = judged_by(lambda place: Width(1.0, 0.8, 0.5))
+    assert check.status is Status.UNDECIDED
+    assert "50% by guessing within what is forgiven" in check.detail
+    assert "like the prover's" in check.advice
+    [check] = judged_by(lambda place: Width(1.0, 0.5, 0.0))
+    assert check.status is Status.FAILED
+
+
 def test_a_verdict_leaves_out_what_rounding_swallows(
     lean: Any, asked: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Engine, "depths", lambda own, *given, **_: dict.fromkeys(given[3], 0.25))
+    def quarter(_: Engine, *given: Any, **options: Any) -> tuple[dict[str, float], bool]:
+        return dict.fromkeys(given[3], 0.25), False
+
+    monkeypatch.setattr(Engine, "depths", quarter)
     [check] = [check for check in lean.verify(*asked).checks if check.name == "width"]
     assert check.status is Status.FAILED
     assert check.figures["width"] > 0.9
@@ -485,10 +498,10 @@ def test_a_verdict_leaves_out_what_rounding_swallows(
 
 
 def test_what_was_measured_counts_though_one_segment_cannot_be(judged_by: Widths) -> None:
-    def measured(place: Place) -> tuple[float, float]:
+    def measured(place: Place) -> Width:
         if place.shard == 2:
             raise RuntimeError("no kernel for this")
-        return 1.0, 0.1
+        return Width(1.0, 0.1, 0.1)
 
     found = judged_by(measured)
     assert [check.status for check in found] == [Status.UNDECIDED, Status.FAILED]

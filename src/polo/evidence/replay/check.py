@@ -22,7 +22,7 @@ from polo.evidence.replay.rerun import Attempt, Rerun
 from polo.evidence.replay.rooms import Rooms
 from polo.evidence.replay.shown import Samples, Shown, State
 from polo.evidence.replay.state import digest_of
-from polo.evidence.replay.teaching import Teaching
+from polo.evidence.replay.teaching import Teaching, Width
 from polo.evidence.replay.timeline import LEVEL, Timeline
 from polo.keys import Ed25519Verifier
 from polo.privacy import obfuscation
@@ -258,7 +258,7 @@ class Replay:
     def _widened(self, shown: Shown, data: Teaching) -> Iterator[Check]:
         """How much of a step must be computed, at points of the run from its first to its last."""
         points = self._points(data.passed)
-        known: dict[Place, tuple[float, float]] = {}
+        known: dict[Place, Width] = {}
         # Every other one first: of most runs they leave no doubt.
         for some in (points[::2], points[1::2]):
             fresh = [place for place in dict.fromkeys(some) if place not in known]

@@ -218,7 +218,7 @@ class Engine(Stepper):
 
     def depths(
         self, first: int, steps: int, batch: Batch, slopes: Tensors, *, forgiven: float = 0.0
-    ) -> dict[str, float]:
+    ) -> tuple[dict[str, float], bool]:
         """Which part of the slopes of a segment's first step matter to its end, by tensor.
 
         The other steps of it follow the same slopes, so that no more passes are made. The state is
@@ -229,21 +229,23 @@ class Engine(Stepper):
             steps: How many steps the segment has.
             batch: The samples of the first.
             slopes: The slopes of the first, as `copied_slopes` gives them.
-            forgiven: How far an end may be off, as a share of its move; where old slopes lead
-                about as near, none matters.
+            forgiven: How far an end may be off, as a share of its move.
+
+        Returns:
+            The part of each tensor's; and whether old slopes lead about as near as is forgiven, so
+            that none of them matter.
         """
         before = self.copied()
         self._follow(first, slopes, steps=steps)
         ended, later = self.copied(), self._slopes_there(first, batch)
         if later is None:
-            return dict.fromkeys(slopes, 1.0)
+            return dict.fromkeys(slopes, 1.0), False
         self.rewind(before)
         age = max(1.0, self._recipe.steps_per_pass / steps)
         self._follow(first, depth.aged(slopes, later, age), steps=1)
         self._follow(first + 1, slopes, steps=steps - 1)
-        if forgiven and self.differs_from(ended, before) <= _NEAR * forgiven:
-            return dict.fromkeys(slopes, 0.0)
-        return depth.depths(slopes, ended, named_state(self.model, self.optimizer))
+        near = bool(forgiven) and self.differs_from(ended, before) <= _NEAR * forgiven
+        return depth.depths(slopes, ended, named_state(self.model, self.optimizer)), near
 
     def _slopes_there(self, step: int, batch: Batch) -> "Tensors | None":
         """Slopes at a state that training never was in; None if there are none to be had.

@@ -24,6 +24,7 @@ from polo.evidence.replay.products import Products
 from polo.evidence.replay.record import Record
 from polo.evidence.replay.shown import Samples, Shown, State
 from polo.evidence.replay.state import MOVE_ONE, SATURATED, Snapshot, digest_of
+from polo.evidence.replay.teaching import Width
 from polo.evidence.replay.timeline import LEVEL, Timeline
 from polo.protocol import chain
 from polo.protocol.carrier import Carrier
@@ -316,13 +317,8 @@ class Rerun:
                 drawing=drawing,
             )
 
-    def width(
-        self, place: Place, samples: Samples, state: State, *, forgiven: float
-    ) -> tuple[float, float]:
+    def width(self, place: Place, samples: Samples, state: State, *, forgiven: float) -> Width:
         """Part of the products of a segment's first step that must be made.
-
-        Returns:
-            The part without silent units; and that part without what rounding swallows, too.
 
         Args:
             place: The segment.
@@ -338,8 +334,9 @@ class Rerun:
             batch = next(samples.tensors())
             with Products(engine.model) as products:
                 slopes = engine.copied_slopes(span.first, batch)
-            depths = engine.depths(span.first, span.steps, batch, slopes, forgiven=forgiven)
-            return products.left(slopes), products.left(slopes, depths)
+            depths, near = engine.depths(span.first, span.steps, batch, slopes, forgiven=forgiven)
+            exact = products.left(slopes, depths)
+            return Width(products.left(slopes), exact, 0.0 if near else exact)
 
     def _step(
         self, engine: Engine, place: Place, before: Snapshot, batch: Mapping[str, torch.Tensor]

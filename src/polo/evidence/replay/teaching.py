@@ -8,6 +8,7 @@ Specification: docs/protocol.md, sections 16.3 and 17.10.
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from polo.checks import Check, Status, counted
 from polo.evidence.replay import likeness
@@ -20,6 +21,12 @@ from polo.protocol.challenge import Place
 from polo.protocol.detection import MILLION
 from polo.protocol.records import Terms
 
+_TOO_LITTLE = (
+    "Rates and samples that are far too large silence units, and losses that are flat where a "
+    "sample is learned leave most of a batch without a gradient. Rates that have come down too "
+    "far, and weights of 16 bits, leave steps to rounding."
+)
+
 SURE_WORK = 0.9
 """If the first segments leave as much, no more are looked at."""
 
@@ -27,6 +34,20 @@ LEAST_WORK = 0.6
 """Part of the work that steps seem to take, which whoever leaves out all that changes nothing must
 still do: silent units, what rounding swallows, and copies. More than half, since it is measured at
 some points only, and who has half of the work to do is not to pass by their luck."""
+
+
+class Width(NamedTuple):
+    """Part of the products of a step that must be made.
+
+    Attributes:
+        live: Without those of silent units.
+        exact: Without what rounding swallows, too.
+        forgiven: And without what may be guessed within what is forgiven.
+    """
+
+    live: float
+    exact: float
+    forgiven: float
 
 
 class Teaching:
@@ -45,7 +66,7 @@ class Teaching:
         self._allowed: dict[Place, float] = {}
         self._exact: list[Place] = []
         self._likenesses: dict[Place, Likeness | None] = {}
-        self._widths: list[tuple[float, float]] = []
+        self._widths: list[Width] = []
         self._ran = False
 
     def add(self, samples: Samples) -> None:
@@ -94,12 +115,8 @@ class Teaching:
     def _bounds(self) -> likeness.Bounds:
         return likeness.FORGIVEN if self.forgiving else likeness.EXACT
 
-    def measure(self, widths: Sequence[tuple[float, float]]) -> None:
-        """Take note of which part of their products some more steps must make.
-
-        Args:
-            widths: Of each the part without silent units, and without what rounding swallows, too.
-        """
+    def measure(self, widths: Sequence[Width]) -> None:
+        """Take note of which part of their products some more steps must make."""
         self._widths += widths
 
     def checks(self) -> Iterator[Check]:
@@ -119,29 +136,32 @@ class Teaching:
     @property
     def surely_wide(self) -> bool:
         """Whether what was measured so far leaves no doubt."""
-        return bool(self._widths) and self._left()[2] >= SURE_WORK
+        return bool(self._widths) and self._mean().forgiven * self._passes() >= SURE_WORK
 
-    def _left(self) -> tuple[float, float, float]:
-        """The mean part without silent units, without what rounds away, and without copies, too."""
-        width, deep = (sum(part) / len(self._widths) for part in zip(*self._widths, strict=True))
-        return width, deep, deep * self._passes()
+    def _mean(self) -> Width:
+        return Width(*(sum(part) / len(self._widths) for part in zip(*self._widths, strict=True)))
 
     def _wide(self) -> Check:
         """Whether most of a step must be computed: what changes nothing costs nothing."""
-        measured, least = len(self._widths), LEAST_WORK
-        width, deep, work = self._left()
+        measured, least, width = len(self._widths), LEAST_WORK, self._mean()
+        exact, work = (part * self._passes() for part in (width.exact, width.forgiven))
         detail = (
-            f"at {counted(measured, 'point')} of the run {width:.0%} of all products of a step "
+            f"at {counted(measured, 'point')} of the run {width.live:.0%} of all products of a "
         )
-        detail += f"change something, and {deep:.0%} something that rounding does not swallow; who "
-        detail += f"leaves out the rest, and copies, has {work:.0%} of the work, at least "
-        detail += f"{least:.0%} asked"
-        status = Status.PASSED if work >= least else self._short
-        figures = {"width": width, "depth": deep, "work": work, "measured": measured}
-        advice = "Rates and samples that are far too large silence units, and losses that are flat "
-        advice += "where a sample is learned leave most of a batch without a gradient. Rates that "
-        advice += "have come down too far, and weights of 16 bits, leave steps to rounding."
-        advice = "" if status is Status.PASSED else advice
+        detail += f"step change something, and {width.exact:.0%} something that rounding does not "
+        detail += f"swallow; who leaves out the rest, and copies, has {exact:.0%} of the work"
+        detail += f", and {work:.0%} by guessing within what is forgiven" if work < exact else ""
+        detail += f", at least {least:.0%} asked"
+        status, advice = Status.PASSED, ""
+        if work < least <= exact:
+            status = Status.UNDECIDED
+            advice = (
+                "At rates as small as these, what is forgiven on another platform is much of a "
+            )
+            advice += "step. Verify on a platform like the prover's."
+        elif work < least:
+            status, advice = self._short, _TOO_LITTLE
+        figures = {"width": width.live, "depth": width.exact, "work": work, "measured": measured}
         return Check("width", status, detail, figures=figures, advice=advice, level=LEVEL)
 
     def _passes(self) -> float:
