@@ -32,7 +32,7 @@ from polo_lab.attacks.effort.reuse import Reuse
 from polo_lab.attacks.effort.silence import SilentSamples, SwallowedCopies
 from polo_lab.attacks.effort.skipping import Skipping
 from polo_lab.attacks.effort.snapshot import Snapshot, between, copied, length, put
-from polo_lab.attacks.effort.stillness import StandingStill
+from polo_lab.attacks.effort.stillness import StandingStill, StraightLines
 from polo_lab.attacks.effort.subset import TinySubset
 from polo_lab.attacks.effort.sure_samples import choose
 from polo_lab.attacks.effort.walking import scatter
@@ -77,6 +77,7 @@ OPEN = {
     "a rate that silences units": "the tiny task's units live on, and all of it was trained",
     "a rate at which weights stand still": "rows meet in the tiny task, and all of it was trained",
     "a rate at which weights stand still, nearly": "the same",
+    "straight lines between gradients": "the same",
 }
 """Attacks that are not refused as lies, and why."""
 
@@ -343,13 +344,20 @@ def test_a_network_that_a_high_rate_made_smaller_is_refused(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("near", [False, True])
-def test_steps_that_can_be_foreseen_are_refused(near: bool, tmp_path: Path) -> None:
-    case = Key("cancer", "adam", "cosine", 3, 20_000 if near else 0).case(tmp_path / "case")
-    attempt = run(StandingStill(near=near), case, tmp_path)
-    assert attempt.gradient_steps < 0.45 * case.steps
+@pytest.mark.parametrize(
+    ("attack", "tolerance"),
+    [(StandingStill(), 0), (StandingStill(near=True), 20_000), (StraightLines(), 20_000)],
+    ids=["still", "nearly", "straight-lines"],
+)
+def test_steps_that_can_be_foreseen_are_not_accepted(
+    attack: StandingStill, tolerance: int, tmp_path: Path
+) -> None:
+    case = Key("cancer", "adam", "cosine", 3, tolerance).case(tmp_path / "case")
+    attempt = run(attack, case, tmp_path)
+    assert attempt.gradient_steps < 0.5 * case.steps
     found = judge(case, attempt, tmp_path / "answer")
-    assert found.faults == ("replay/width",), "nothing else is wrong with it"
+    assert found.outcome != "accepted"
+    assert "replay/width" in found.faults
     assert found.accuracy is not None
     assert found.accuracy > 0.9
 

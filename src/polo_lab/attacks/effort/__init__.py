@@ -20,7 +20,7 @@ from polo_lab.attacks.effort.saturation import Saturation
 from polo_lab.attacks.effort.silence import SilentSamples, SwallowedCopies
 from polo_lab.attacks.effort.skipping import Skipping
 from polo_lab.attacks.effort.spoofing import Spoofing
-from polo_lab.attacks.effort.stillness import StandingStill
+from polo_lab.attacks.effort.stillness import StandingStill, StraightLines
 from polo_lab.attacks.effort.subset import TinySubset
 from polo_lab.effort.case import Attack
 
@@ -52,6 +52,7 @@ ATTACKS: tuple[Attack, ...] = (
     HighRate(),
     StandingStill(),
     StandingStill(near=True),
+    StraightLines(),
     Masking(0.2, exact=False),
     Masking(0.2, exact=True),
     Truncation(4),

@@ -18,6 +18,7 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
+from polo.embedding.embedder import Embedder
 from polo.evidence.replay.recipe import Recipe
 from polo_lab.attacks.effort.forging import Forgery
 from polo_lab.attacks.effort.machines import foreign
@@ -26,11 +27,15 @@ from polo_lab.effort.case import Attempt, Case
 from polo_lab.effort.plan import Plan
 
 _RATE = 0.05
-_STILL, _SLOW = 6e-7, 3e-4
-"""Parts of the rate that are left: where rounding swallows steps, and where an allowance does."""
+_STILL, _SLOW, _EVEN = 6e-7, 3e-4, 0.012
+"""Parts of the rate that are left: where rounding swallows steps, where an allowance does, and
+where that forgives what straight lines leave."""
 
-_REAL, _PASSES = 4, 16
-"""Passes over the data that are trained, and those of every shard."""
+_REAL, _PASSES, _LONGER = 4, 16, 14
+"""Passes over the data that are trained, and those of every shard; with straight lines."""
+
+_SUMS = 1 / 3
+"""Sums over rows, as a part of a step."""
 
 _FAR = 6.0
 """Deviations of a mean gradient that a batch's own is taken to keep within."""
@@ -83,11 +88,11 @@ class StandingStill:
     def run(self, case: Case, folder: Path) -> Attempt:
         """See `Attack`."""
         possible = _foreseen(case)
-        plan = _fallen(case.plan, _SLOW if self._near else _STILL) if possible else case.plan
+        plan = self._plan(case.plan) if possible else case.plan
         who = case.enrol("attacker who stands still", plan=plan)
         machine = foreign(case.device) if self._near else None
         forgery = Forgery(case, folder, who=who, plan=plan, machine=machine)
-        foreseeing = _Foreseeing(forgery) if possible else None
+        foreseeing = self._foreseeing(forgery) if possible else None
         forgery.begin()
         for _ in range(forgery.shards):
             for _ in range(forgery.segments):
@@ -99,6 +104,37 @@ class StandingStill:
         made = forgery.finish("" if possible else "trained in full", possible=possible)
         share = case.steps / plan.steps(case.samples)
         return replace(made, gradient_steps=made.gradient_steps * share)
+
+    def _plan(self, usual: Plan) -> Plan:
+        return _fallen(usual, _SLOW if self._near else _STILL)
+
+    def _foreseeing(self, forgery: Forgery) -> "_Foreseeing":
+        return _Foreseeing(forgery)
+
+
+class StraightLines(StandingStill):
+    """Two passes a shard, at weights of its beginning and of its foreseen end.
+
+    In between, gradients of samples are taken to change evenly: that is nearer than old ones, where
+    an allowance forgives what is left.
+    """
+
+    budget = "a few passes, then two in each shard, and sums over rows"
+
+    def __init__(self) -> None:
+        super().__init__(near=True)
+        self.name = "straight lines between gradients"
+        self.description = (
+            "has terms made with plain SGD and a rate that falls, and foresees the steps of a "
+            "shard by the gradients of two passes and straight lines between them, near enough for "
+            "an allowance"
+        )
+
+    def _plan(self, usual: Plan) -> Plan:
+        return replace(_fallen(usual, _EVEN), passes=_LONGER, every=1)
+
+    def _foreseeing(self, forgery: Forgery) -> "_Foreseeing":
+        return _Between(forgery)
 
 
 def _foreseen(case: Case) -> bool:
@@ -178,8 +214,63 @@ class _Foreseeing:
                 self._live[name] |= parameter.grad != own[name]
             self._marked = True
         counts = [(int(live.sum()), live.numel()) for live in self._live.values()]
-        # Sums over rows are a third of a step.
-        self._forgery.task.price = sum(n for n, _ in counts) / sum(n for _, n in counts) / 3
+        self._forgery.task.price = _SUMS * sum(n for n, _ in counts) / sum(n for _, n in counts)
+
+
+class _Between(_Foreseeing):
+    """Steps by gradients that change evenly from a shard's beginning to its end."""
+
+    def _look_ahead(self) -> None:
+        """The gradients of all samples at both ends; that of the mark stays as it is."""
+        forgery, rate = self._forgery, self._forgery.recipe.rate(self._real)
+        model, left = forgery.engine.model, forgery.steps - forgery.span.start
+        samples = forgery.who.source.samples
+        batch = forgery.who.source.batch(np.arange(samples))
+        self._begun = {name: p.detach().double() for name, p in self._parameters.items()}
+        self._slopes, mark = _of_each(model, batch), self._pressed()
+        self._way = {
+            name: -rate * left * (slope.mean(0) + mark[name])
+            for name, slope in self._slopes.items()
+        }
+        self._put({name: self._begun[name] + way for name, way in self._way.items()})
+        ended = _of_each(model, batch)
+        self._put(self._begun)
+        self._turns = {name: ended[name] - slope for name, slope in self._slopes.items()}
+        forgery.task.rows += 2 * samples
+
+    def _pressed(self) -> dict[str, torch.Tensor]:
+        """The mark's gradient, on average over steps."""
+        forgery, found = self._forgery, {}
+        for parameter in self._parameters.values():
+            parameter.grad = torch.zeros_like(parameter)
+        Embedder(forgery.terms, forgery.carrier, forgery.seed, self._parameters).add_gradient()
+        every = forgery.terms.scheme.every
+        for name, parameter in self._parameters.items():
+            assert parameter.grad is not None
+            found[name], parameter.grad = parameter.grad.double() / every, None
+        return found
+
+    @torch.no_grad()
+    def _put(self, weights: Mapping[str, torch.Tensor]) -> None:
+        for name, parameter in self._parameters.items():
+            parameter.copy_(weights[name])
+
+    def _step(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Mapping[str, torch.Tensor]
+    ) -> None:
+        """A step along gradients as far between both ends as weights have come."""
+        del batch
+        model.train()
+        at, gone, length = torch.from_numpy(self._at), 0.0, 0.0
+        for name, parameter in self._parameters.items():
+            way = self._way[name]
+            gone += float(((parameter.detach().double() - self._begun[name]) * way).sum())
+            length += float(way.square().sum())
+        for name, parameter in self._parameters.items():
+            slope, turn = (side[name][at].mean(0) for side in (self._slopes, self._turns))
+            parameter.grad = (slope + gone / length * turn).float()
+        optimizer.step()
+        self._forgery.task.price = _SUMS
 
 
 def _of_each(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
