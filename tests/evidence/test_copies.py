@@ -474,6 +474,19 @@ def test_nobody_knows_the_points_beforehand() -> None:
     assert len({tuple(spread([5] * 64, 16)) for _ in range(8)}) > 1
 
 
+def test_no_part_of_a_run_is_nobodys(judged_by: Widths) -> None:
+    """Whoever works in every other sixteenth of a run is seen in the others by the first points."""
+    seen = set()
+    for _ in range(40):
+        points = spread([1] * 64, 8)
+        assert [point // 8 for point in points] == list(range(8))
+        seen |= {point // 4 for point in points}
+    assert seen == set(range(16))
+    # Of three and three and two steps, those in the middle are too few, wherever points lie.
+    [check] = judged_by(lambda at: Width(1.0, *[float(at.segment == 1)] * 2))
+    assert (check.status, check.figures["measured"]) == (Status.FAILED, 16)
+
+
 def test_what_may_be_guessed_on_another_platform_alone_is_undecided(judged_by: Widths) -> None:
     """A lie there may be none: only somebody on the prover's platform can tell."""
     [check] = judged_by(lambda place: Width(1.0, 0.8, 0.5))

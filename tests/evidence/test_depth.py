@@ -164,6 +164,7 @@ def test_where_no_step_can_be_taken_from_slopes_are_other_ones(
     for instead in (refusing, endless):
         monkeypatch.setattr(engine, "slopes", instead)
         assert engine.depths(*asked) == (dict.fromkeys(begun.slopes, 1.0), False)
+        assert engine.stumbled, "whatever the task has done is not gone on with"
     monkeypatch.setattr(engine, "slopes", without_memory)
     with pytest.raises(torch.OutOfMemoryError):
         engine.depths(*asked)

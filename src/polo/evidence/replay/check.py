@@ -45,9 +45,9 @@ _TRIED = 16
 _COMPARED = 3
 """Segments whose samples are compared before they are called copies."""
 
-_WIDE = 16
-"""Points at which it is seen how much of a step must be computed; half of them, if that is sure by
-then."""
+_WIDE, _ROUNDS = 8, 2
+"""Points at which it is seen how much of a step must be computed, and how often as many are drawn:
+the others only if the first leave a doubt."""
 
 _SMALL = 2**28
 """Bytes of a model up to which several states at a time are no burden."""
@@ -257,10 +257,9 @@ class Replay:
 
     def _widened(self, shown: Shown, data: Teaching) -> Iterator[Check]:
         """How much of a step must be computed, at points of the run from its first to its last."""
-        points = self._points(data.passed)
         known: dict[Place, Width] = {}
-        # Every other one first: of most runs they leave no doubt.
-        for some in (points[::2], points[1::2]):
+        for _ in range(_ROUNDS):
+            some = self._points(data.passed)
             fresh = [place for place in dict.fromkeys(some) if place not in known]
             trouble = None
             for place, reading in self._ahead(fresh, shown):

@@ -78,7 +78,12 @@ class Ended:
 
 
 class Engine(Stepper):
-    """A stepper that presses the mark of a shard, and records what it does."""
+    """A stepper that presses the mark of a shard, and records what it does.
+
+    Attributes:
+        stumbled: Whether the task failed at a state that no training was in: who knows what it has
+            done to the model, so that another engine is better taken.
+    """
 
     def __init__(
         self, task: Task, terms: Terms, carrier: Carrier, recipe: Recipe, *, device: str = "cpu"
@@ -90,6 +95,7 @@ class Engine(Stepper):
             raise TaskError("the task's model has another layout than the terms")
         self._shard: Shard | None = None
         self._pressing: Embedder | None = None
+        self.stumbled = False
         self._small = carrier.layout.size < _SMALL
         self._recorders = [
             Recorder(self.model, self.optimizer, recipe.every, device, threaded=True)
@@ -257,6 +263,7 @@ class Engine(Stepper):
         except (MemoryError, torch.OutOfMemoryError, torch.AcceleratorError):
             raise
         except Exception:
+            self.stumbled = True
             return None
         return found if depth.finite(found) else None
 

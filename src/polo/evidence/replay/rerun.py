@@ -418,7 +418,7 @@ class Rerun:
     def _prepared(self, record: Record) -> Engine:
         """The engine, on the device that a shard was trained on, if such a device is here."""
         device = platform.device_for(record.platform, self._device)
-        if self._engine is None or self._engine.device != device:
+        if self._engine is None or self._engine.device != device or self._engine.stumbled:
             recipe, terms = self._timeline.recipe, self._manifest.terms
             self._engine = Engine(self._task, terms, self._carrier, recipe, device=device)
         return self._engine

@@ -27,8 +27,13 @@ _TOO_LITTLE = (
     "far, and weights of 16 bits, leave steps to rounding."
 )
 
+_GUESSED = (
+    "At rates as small as these, what is forgiven on another platform is much of a step. Verify on "
+    "a platform like the prover's."
+)
+
 SURE_WORK = 0.9
-"""If the first segments leave as much, no more are looked at."""
+"""If the first points leave as much, no more are looked at."""
 
 LEAST_WORK = 0.6
 """Part of the work that steps seem to take, which whoever leaves out all that changes nothing must
@@ -146,19 +151,15 @@ class Teaching:
         measured, least, width = len(self._widths), LEAST_WORK, self._mean()
         exact, work = (part * self._passes() for part in (width.exact, width.forgiven))
         detail = (
-            f"at {counted(measured, 'point')} of the run {width.live:.0%} of all products of a "
+            f"at {counted(measured, 'point')} of the run {width.live:.0%} of a step's products "
         )
-        detail += f"step change something, and {width.exact:.0%} something that rounding does not "
+        detail += f"change something, and {width.exact:.0%} something that rounding does not "
         detail += f"swallow; who leaves out the rest, and copies, has {exact:.0%} of the work"
         detail += f", and {work:.0%} by guessing within what is forgiven" if work < exact else ""
         detail += f", at least {least:.0%} asked"
         status, advice = Status.PASSED, ""
         if work < least <= exact:
-            status = Status.UNDECIDED
-            advice = (
-                "At rates as small as these, what is forgiven on another platform is much of a "
-            )
-            advice += "step. Verify on a platform like the prover's."
+            status, advice = Status.UNDECIDED, _GUESSED
         elif work < least:
             status, advice = self._short, _TOO_LITTLE
         figures = {"width": width.live, "depth": width.exact, "work": work, "measured": measured}
