@@ -338,7 +338,9 @@ def test_a_network_that_a_high_rate_made_smaller_is_refused(tmp_path: Path) -> N
     attempt = run(HighRate(), case, tmp_path)
     assert attempt.gradient_steps < 0.5 * case.steps
     found = judge(case, attempt, tmp_path / "answer")
-    assert found.faults == ("replay/width",), "nothing else is wrong with it"
+    # Now and then a batch that silent units have left little of does not tell one sample either.
+    assert "replay/width" in found.faults
+    assert set(found.faults) <= {"replay/width", "replay/effect"}, "nothing else is wrong with it"
     assert found.accuracy is not None
     assert found.accuracy > 0.9
 
