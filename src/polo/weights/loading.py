@@ -3,6 +3,7 @@
 import torch
 
 from polo.errors import WeightsError
+from polo.protocol.layout import Layout
 from polo.weights import dtypes
 from polo.weights.checkpoint import Checkpoint, HeldCheckpoint, checkpoint_of, places_of
 
@@ -31,6 +32,13 @@ class Loader:
         self._stage: torch.Tensor | None = None
         self._look()
 
+    @property
+    def layout(self) -> Layout:
+        """The model's layout, as it is now."""
+        if not self._is_current():
+            self._look()
+        return self._layout
+
     @torch.no_grad()
     def load(self, checkpoint: Checkpoint, *, check: bool = False) -> None:
         """Copy a checkpoint's values into the model, which must be of the same layout.
@@ -44,9 +52,7 @@ class Loader:
             NotLoadedError: It has not.
         """
         flat = self._uploaded(checkpoint)
-        if not self._is_current():
-            self._look()
-        if self._layout != checkpoint.layout:
+        if self.layout != checkpoint.layout:
             raise WeightsError("the model and the checkpoint have different layouts")
         sources = _sources(self._targets, checkpoint, flat)
         # One call: each gives the interpreter's lock away, and may have to wait to get it back.

@@ -16,8 +16,8 @@ from polo.evidence.replay.state import load_rest, rest_layout, state_checkpoints
 from polo.protocol.layout import Layout
 from polo.tasks import Task
 from polo.tasks.training import Trainable
-from polo.weights.checkpoint import Checkpoint, MemoryCheckpoint, checkpoint_of
-from polo.weights.loading import load_into
+from polo.weights.checkpoint import Checkpoint, MemoryCheckpoint
+from polo.weights.loading import Loader
 
 Batch = Mapping[str, torch.Tensor]
 
@@ -43,7 +43,8 @@ class Stepper:
         self._recipe = recipe
         self.device = device
         self.model = task.build_model().to(device)
-        self.layout = checkpoint_of(self.model).layout
+        self._loader = Loader(self.model)
+        self.layout = self._loader.layout
         self.optimizer = recipe.optimizer(self.model)
         self._parameters = _trained(self.model, self.optimizer)
         self.rest_layout: Layout | None = rest_layout(self.model, self.optimizer)
@@ -55,7 +56,7 @@ class Stepper:
 
     def restore(self, model: Checkpoint, rest: Checkpoint | None) -> None:
         """Put model and optimizer into a state; `rest` is None for an untouched optimizer."""
-        load_into(self.model, model)
+        self._loader.load(model)
         # Some loops clear gradients after a step, not before: none may be left over.
         self.model.zero_grad(set_to_none=True)
         self.optimizer = self._recipe.optimizer(self.model)
@@ -107,7 +108,7 @@ class Stepper:
                     stepped(done)
         finally:
             hook.detach()
-        if checkpoint_of(self.model).layout != self.layout:
+        if self._loader.layout != self.layout:
             raise TaskError(
                 f"train_step of the task {self._task.name!r} changes which tensors the model has"
             )
