@@ -25,7 +25,7 @@ from polo.evidence.replay import challenge as challenges
 from polo.evidence.replay.asking import SHORTCUT
 from polo.evidence.replay.recipe import draws_for
 from polo_lab.effort.case import Case
-from polo_lab.effort.judging import REPLAYING, Watch
+from polo_lab.effort.judging import Watch
 from polo_lab.effort.plan import Plan
 from polo_lab.effort.training import LabTask, Trained, respond, train
 from polo_lab.tasks import Cifar, DigitsConv
@@ -173,7 +173,7 @@ def _figures(
             "without": statistics.median(samples["chain"]),
             **{
                 f"of them {doing}": statistics.median(watch.seconds[doing] for watch in watches)
-                for doing in REPLAYING
+                for doing in watches[0].seconds
             },
         },
     )

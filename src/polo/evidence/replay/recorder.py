@@ -85,6 +85,7 @@ class Recorder:
         self._optimizer = optimizer
         self._every = every
         self._threaded = threaded
+        self._followed = False
         found = next(model.parameters()).device if device is None else torch.device(device)
         self._device = found
         self._slots = [Slot() for _ in range(2 if found.type == "cuda" else 3)]
@@ -102,8 +103,11 @@ class Recorder:
         return self._steps
 
     def follow(self, optimizer: torch.optim.Optimizer) -> None:
-        """Record another optimizer of the same model, from the next `start` on."""
-        self._optimizer = optimizer
+        """Record another optimizer of the same model, from the next `start` on.
+
+        The model's tensors are then looked up once for all starts.
+        """
+        self._optimizer, self._followed = optimizer, True
 
     def start(self, known: Boundary | None = None) -> None:
         """Note the state that a shard begins with.
@@ -115,7 +119,10 @@ class Recorder:
             self.reset()
             if self._beside is not None:
                 self._beside.check()
-            self._watched = Watched(self._model, self._optimizer, self._watched)
+            if self._followed and self._watched:
+                self._watched.follow(self._optimizer)
+            else:
+                self._watched = Watched(self._model, self._optimizer, self._watched)
             self._begin(self._watched)
             self._platform = platform.describe(self._device)
             # What no record could hold is refused now, before any step is lost.

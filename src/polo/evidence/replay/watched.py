@@ -46,6 +46,15 @@ class Watched:
         self._number: int = before._number if before else 0
         self.forget()
 
+    def follow(self, optimizer: torch.optim.Optimizer) -> None:
+        """Watch another optimizer of the model, which has the tensors that it had.
+
+        Args:
+            optimizer: Trains the same parameters.
+        """
+        self._optimizer = optimizer
+        self.forget()
+
     def forget(self) -> None:
         """Let go of all tensors, so that those that are replaced are kept by nobody."""
         self._seen: list[object] = []
