@@ -55,14 +55,13 @@ def seen(
         kept: The checkpoints; each may be closed when the next one is asked for.
         hashers: Hash them.
         looked_at: Shards whose checkpoints are looked at, and not at their roots alone.
-        keeping: Whether who looks at a checkpoint may keep it; then all of those stay in memory.
+        keeping: Whether who looks at a checkpoint may keep it; then each has memory of its own.
         longer: Whether a checkpoint stays as it is until the next but one is asked for.
         threads: Threads for hashing one, where they are hashed one after the other.
     """
-    if keeping or not hashers.holding:
-        found = _one_by_one(kept, looked_at if keeping else (), threads)
-        return ahead(found) if hashers.holding and looked_at else found
-    return _side_by_side(kept, hashers, behind=2 if longer else 1)
+    if not hashers.holding:
+        return _one_by_one(kept, looked_at if keeping else (), threads)
+    return _side_by_side(kept, hashers, behind=2 if longer else 1, again=not keeping)
 
 
 def _one_by_one(
@@ -80,14 +79,15 @@ def _one_by_one(
 
 
 def _side_by_side(
-    kept: Iterator[tuple[int, FileCheckpoint]], hashers: Hashers, *, behind: int
+    kept: Iterator[tuple[int, FileCheckpoint]], hashers: Hashers, *, behind: int, again: bool
 ) -> Generator[Seen]:
-    """Every checkpoint with its root, in memory that is used again.
+    """Every checkpoint with its root, held in memory.
 
     Args:
         kept: The checkpoints.
         hashers: Hash them; as many are read and hashed at a time, each by a thread of its own.
         behind: So many checkpoints stay as they are after they are handed out.
+        again: Whether memory is used again then; else they stay for good.
     """
     free: list[memoryview] = []
     out: deque[Seen] = deque()
@@ -124,7 +124,7 @@ def _side_by_side(
             yield out[-1]
             if len(out) == behind:
                 done = out.popleft().checkpoint
-                if isinstance(done, HeldCheckpoint):
+                if again and isinstance(done, HeldCheckpoint):
                     free.append(done.data)
 
 
