@@ -222,6 +222,13 @@ def make_terms(
             + fits.advice(agreed.bits, agreed.load),
         )
     least = fewest_shards if fewest_shards is not None else max(1, len(about.floor))
+    if least > shards:
+        raise TermsError(
+            f"at most {shards} shards are allowed, and at least {least} asked for",
+            place="shards",
+            advice="Allow more, or ask for fewer (`fewest_shards`): by default as many as the "
+            "task's floor has steps.",
+        )
     terms = Terms(
         task=about,
         layout=layout.digest,
@@ -269,7 +276,7 @@ def _check_kinds(
 
 def _check_range(name: str, given: float | None) -> None:
     """Refuse a number that terms cannot hold, in the units that it was given in."""
-    if given is None or not math.isfinite(given):
+    if given is None:
         return
     least, most, meaning = _RANGES[name]
     if not least <= given <= most:

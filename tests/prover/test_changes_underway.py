@@ -297,6 +297,62 @@ def test_who_only_checks_is_told_of_another_optimizer(run: Run) -> None:
         run.prover.check()
 
 
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_an_optimizer_made_anew_within_a_shard_is_told(run: Run, wrapped: bool) -> None:
+    run.task.train_step(run.model, run.optimizer, _batches(run)[0])
+    other: Any = torch.optim.AdamW(run.model.parameters(), lr=0.01)
+    other = _Wrapper(other, often=1) if wrapped else other
+    run.task.train_epoch(run.model, other)
+    with pytest.raises(ChainError, match=r"another optimizer \(AdamW\)") as caught:
+        run.prover.end_epoch()
+    assert "Attach the optimizer whose step() you call" in caught.value.advice
+
+
+@pytest.mark.parametrize("often", [1, 3])
+def test_a_wrapper_that_steps_the_attached_optimizer_is_no_other(run: Run, often: int) -> None:
+    wrapper = _Wrapper(run.optimizer, often=often)
+    for _ in range(3):
+        run.task.train_epoch(run.model, wrapper)
+    assert run.prover.end_epoch().sealed
+
+
+def test_an_optimizer_of_something_else_is_no_other(run: Run) -> None:
+    critic = nn.Linear(2, 1)
+    own = torch.optim.SGD(critic.parameters(), lr=0.1)
+    for batch in _batches(run):
+        run.task.train_step(run.model, run.optimizer, batch)
+        critic(torch.ones(2)).sum().backward()
+        own.step()
+    assert run.prover.end_epoch().sealed
+
+
+def test_who_lets_go_of_an_optimizer_frees_it(run: Run) -> None:
+    from torch.optim import optimizer as shared
+
+    assert run.epoch().sealed
+    hooks = len(shared._global_optimizer_post_hooks)
+    run.prover.detach()
+    assert len(shared._global_optimizer_post_hooks) == hooks - 1
+    run.attach()
+
+
+def _batches(run: Run) -> list[dict[str, torch.Tensor]]:
+    return [{"label": labels, "point": points} for points, labels in run.task.batches()]
+
+
+class _Wrapper(torch.optim.Optimizer):
+    """Another optimizer's parameters, and a step of it every so often."""
+
+    def __init__(self, wrapped: torch.optim.Optimizer, *, often: int) -> None:
+        super().__init__([{"params": group["params"]} for group in wrapped.param_groups], {})
+        self._wrapped, self._often, self._asked = wrapped, often, 0
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self._asked += 1
+        if self._asked % self._often == 0:
+            self._wrapped.step(closure)
+
+
 @pytest.mark.parametrize("block", ["open", "ended"])
 def test_finish_tells_of_an_optimizer_that_never_stepped(loose: Run, block: str) -> None:
     other = torch.optim.AdamW(loose.model.parameters(), lr=0.01)

@@ -48,6 +48,9 @@ def test_carriers_and_finishing_are_the_issuers_to_choose(tmp_path: Path) -> Non
         ("--margin", "-1", "margin: -1 is not from 0 to 1"),
         ("--strength", "4e-7", "strength: 4e-07 would become 0"),
         ("--every", "0", "every: 0 is not from 1 to 1024"),
+        ("--strength", "nan", "strength: nan is not from 0 to 1000"),
+        ("--shards", "0", "at most 0 shards are allowed, and at least"),
+        ("--block", "100", "use a power of two from 16 to 2048"),
     ],
 )
 def test_numbers_that_terms_cannot_hold_are_refused_with_advice(

@@ -1,5 +1,6 @@
 """What fits into a model, and in which words the rest is refused."""
 
+import math
 from typing import Any
 
 import pytest
@@ -158,6 +159,9 @@ def test_what_is_of_the_wrong_kind_is_named(given: dict[str, Any], place: str) -
         ({"every": 2000}, "every: 2000 is not from 1 to 1024"),
         ({"noise": (0.04, 3.0)}, "noise: 3 is not from 0 to 1"),
         ({"noise_fraction": 1.1}, "noise_fraction: 1.1 is not from 0 to 1"),
+        ({"strength": math.nan}, "strength: nan is not from 0 to 1000"),
+        ({"budget": math.inf}, "budget: inf is not from 0 to 1"),
+        ({"block": 100}, "block: blocks of 100 weights"),
     ],
 )
 def test_numbers_that_terms_cannot_hold_are_refused_in_the_users_units(
@@ -166,6 +170,12 @@ def test_numbers_that_terms_cannot_hold_are_refused_in_the_users_units(
     with pytest.raises(TermsError, match=words) as caught:
         polo.make_terms(Task(nn.Linear(64, 64)), **given)
     assert "usual" in caught.value.advice or "every step" in caught.value.advice
+
+
+def test_fewer_shards_than_are_asked_for_are_refused_with_advice() -> None:
+    with pytest.raises(TermsError, match="at most 2 shards are allowed, and at least 3") as caught:
+        polo.make_terms(Task(nn.Linear(64, 64)), shards=2, fewest_shards=3)
+    assert "fewest_shards" in caught.value.advice
 
 
 def test_no_strength_at_all_is_a_strength() -> None:

@@ -21,6 +21,7 @@ from polo.prover.results import Progress, Timings
 from polo.prover.sealing import BelowFloorError, Effort, Evaluate
 from polo.prover.shards import Sealer
 from polo.prover.training import Training
+from polo.prover.unwatched import Unwatched
 from polo.storage import received
 from polo.storage.folder import ProofFolder
 from polo.storage.writer import ProofWriter
@@ -73,6 +74,7 @@ class CurrentShard:
         self._monitor = Monitor(enrolment.terms)
         self._training: Training | None = None
         self._hook: StepHook | None = None
+        self._unwatched: Unwatched | None = None
         self._embedder: Embedder | None = None
         self._steps = 0
         self._shard = 0
@@ -134,6 +136,7 @@ class CurrentShard:
         self._begun = self.total
         training.hold()
         self._hook = StepHook(training.optimizer, self._before_step, self._after_step)
+        self._unwatched = Unwatched(training.optimizer)
 
     def unhook(self) -> None:
         """Leave the optimizer alone, even if it cannot be asked how far it came."""
@@ -143,6 +146,8 @@ class CurrentShard:
                 # Unknown, and equal to no model's, unless all of this succeeds.
                 self._left = []
                 hook.detach()
+                if self._unwatched:
+                    self._unwatched.detach()
                 self._steps -= hook.skipped_steps()
                 self._left = self.training.trace()
         finally:
@@ -229,6 +234,8 @@ class CurrentShard:
     def _read_and_seal(self, embedder: Embedder) -> Progress:
         began = time.perf_counter()
         self._check_training()
+        if self._unwatched:
+            self._unwatched.check()
         shard, goal = self.sealed + 1, self._terms.thresholds.embed
         self.check_finite()
         reading = embedder.read()

@@ -134,7 +134,11 @@ def capacity(
         norms: Names of the tensors that are scales of norm layers; None if not known.
     """
     if not 16 <= block <= 2048 or block & (block - 1):
-        raise TermsError(f"blocks of {block} weights; use a power of two from 16 to 2048")
+        raise TermsError(
+            f"blocks of {block} weights; use a power of two from 16 to 2048",
+            place="block",
+            advice="256 is usual. Smaller blocks let smaller tensors carry marks.",
+        )
     own = schemes.scheme(scheme)
 
     def objection(tensor: Tensor) -> str:

@@ -191,8 +191,10 @@ def _small(quick: bool) -> Iterable[Settings]:
     found = units(tasks=SMALL, schemes=tuple(SCHEMES), bits=BITS, seeds=5)
     found += units(tasks=SMALL, schemes=[DENSE], bits=BITS, seeds=2)
     found += units(tasks=SMALL, schemes=[BARE], bits=BITS, seeds=3)
-    # A dense key has a sign for every bit and weight of a group: light loads are left out.
-    found += units(tasks=SMALL, schemes=[DENSE], bits=(256, 1024), loads=(0.0625, 0.5), seeds=2)
+    # A dense key has a sign for every bit and weight of a group, and a group has a limit: at light
+    # loads large marks do not fit.
+    found += units(tasks=SMALL, schemes=[DENSE], bits=BITS[:3], loads=(0.0625, 0.5), seeds=2)
+    found += units(tasks=SMALL, schemes=[DENSE], bits=BITS[3:], loads=(0.5,), seeds=2)
     # Its own size where nothing else is asked for, since norm scales are few.
     fewest = [defaults_of("fedipr").bits]
     found += units(tasks=["norms"], schemes=["fedipr"], bits=fewest, budgets=(None, 0.2), seeds=5)

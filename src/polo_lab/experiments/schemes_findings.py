@@ -130,9 +130,21 @@ def _overall(groups: Sequence[Group]) -> Iterator[str]:
         return
     yield (
         "Forging is cheap with every scheme: whoever turns just enough bits for a verifier, "
-        f"without data, loses less than half a point in {cheap} of {len(costs)} models that marks "
-        f"have not ruined, and at most {100 * max(costs):.1f} points. Effort is shown by replay "
-        "and by live receipts, not by a scheme."
+        f"without data, loses less than half a point in {cheap} of {len(costs)} models, and at "
+        f"most {100 * max(costs):.1f} points.{_left_out(groups)} Effort is shown by replay and by "
+        "live receipts, not by a scheme."
+    )
+
+
+def _left_out(groups: Sequence[Group]) -> str:
+    """What is said of models that marks have ruined."""
+    spoilt = [row for group in groups for row in group.rows if _spoilt(row)]
+    if not spoilt:
+        return ""
+    kinds = dict.fromkeys(f"{row.scheme} on {row.task}" for row in spoilt)
+    return (
+        f" Not among them are {counted(len(spoilt), 'model')} that their own marks had cost more "
+        f"than {100 * RUINED:g} points ({', '.join(kinds)})."
     )
 
 
