@@ -9,6 +9,7 @@ import pytest
 
 import polo
 from polo.errors import CapacityError
+from polo.protocol import derivation
 from polo.protocol.carrier import Carrier
 from polo.protocol.layout import CHUNK_BYTES, Layout, Tensor
 from polo.protocol.records import SchemeTerms
@@ -74,6 +75,14 @@ def test_derive_draws_the_blocks_of_the_position_stream(
     carrier = carrier_of(terms, polo.weights.checkpoint_of(task.build_model()).layout)
     positions = drawn_blocks(carrier.blocks)
     assert derive(terms, carrier, SEED).blocks == tuple(next(positions) for _ in range(8))
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 3, 40, 200, 2**40 + 1])
+def test_words_do_not_run_out_before_all_blocks_are_drawn(blocks: int) -> None:
+    count = min(blocks, 200)
+    drawn = drawn_blocks(blocks)
+    expected = tuple(next(drawn) for _ in range(count))
+    assert derivation.positions(SEED, count, blocks) == expected
 
 
 @pytest.mark.parametrize("key", ["block", "dense"])

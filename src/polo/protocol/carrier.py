@@ -7,13 +7,13 @@ import functools
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from polo.errors import TermsError
 from polo.protocol.layout import CARRIER_DTYPES, CHUNK_BYTES, DTYPE_BYTES, Layout, Leaf
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(NamedTuple):
     """Where one block lies: the tensor's index in the layout, and its first element."""
 
     tensor: int
@@ -74,12 +74,9 @@ class Carrier:
 
         A block never spans two leaves: both are aligned and a block's bytes divide a chunk's.
         """
-        found: dict[int, Leaf] = {}
+        layout, found = self.layout, dict[int, Leaf]()
         for block in blocks:
-            where = self.locate(block)
-            size = DTYPE_BYTES[self.layout.tensors[where.tensor].dtype]
-            chunk = where.element * size // CHUNK_BYTES
-            found[self.layout.first_leaf[where.tensor] + chunk] = self.layout.leaf(
-                where.tensor, chunk
-            )
+            tensor, element = self.locate(block)
+            chunk = element * DTYPE_BYTES[layout.tensors[tensor].dtype] // CHUNK_BYTES
+            found[layout.first_leaf[tensor] + chunk] = layout.leaf(tensor, chunk)
         return dict(sorted(found.items()))

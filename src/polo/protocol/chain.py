@@ -146,6 +146,7 @@ class ChainWalk:
     ) -> None:
         self._manifest = manifest
         self._verifier = verifier
+        self._receipts = nonces.receipts_of(manifest)
         self._at = len(manifest.shards) if at is None else at
         self._query: MarkQuery | None = None
 
@@ -165,8 +166,7 @@ class ChainWalk:
             raise ChainError("no nonce is expected now")
         if nonce.shard != self._at:
             raise SignatureError(f"a nonce of shard {nonce.shard}", place=place)
-        enrolment = self._manifest.enrolment
-        receipts = nonces.receipts_of(self._manifest)
+        enrolment, receipts = self._manifest.enrolment, self._receipts
         previous = self._manifest.root_before(self._at)
         nonces.check(nonce, enrolment, receipts, self._verifier, previous=previous, place=place)
         seed = seed_of(enrolment, nonce, previous=previous)

@@ -45,7 +45,7 @@ class Opening:
         path: The multiproof.
     """
 
-    chunks: Mapping[int, bytes]
+    chunks: Mapping[int, bytes | memoryview]
     path: tuple[bytes, ...]
 
     def root(self, layout: Layout, where: Mapping[int, Leaf], *, place: str) -> bytes:

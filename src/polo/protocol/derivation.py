@@ -4,6 +4,7 @@ Specification: docs/protocol.md, sections 6 and 7.
 """
 
 import hashlib
+import struct
 from collections.abc import Iterable, Iterator
 
 from polo.protocol.digest import tagged, u32
@@ -74,6 +75,6 @@ def _words(seed: bytes, guess: int) -> Iterator[int]:
     done = 0
     while True:
         data = stream(seed, "polo/positions/1", 0, guess * _WORD)
-        for at in range(done, guess):
-            yield int.from_bytes(data[at * _WORD : (at + 1) * _WORD], "little")
+        for (word,) in struct.iter_unpack("<Q", data[done * _WORD :]):
+            yield word
         done, guess = guess, guess * 2

@@ -8,7 +8,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 from polo.errors import FormatError, LimitError
 from polo.protocol.digest import tagged
@@ -44,7 +44,7 @@ class Tensor(Record):
         """Number of elements."""
         return math.prod(self.shape)
 
-    @property
+    @functools.cached_property
     def size(self) -> int:
         """Number of bytes."""
         return self.elements * DTYPE_BYTES[self.dtype]
@@ -63,8 +63,7 @@ class Tie(Record):
     name: str = of(_NAME)
 
 
-@dataclass(frozen=True)
-class Leaf:
+class Leaf(NamedTuple):
     """Where one leaf lies: tensor and chunk index, and the bytes it covers."""
 
     tensor: int
