@@ -23,10 +23,10 @@ def encode(opening: Opening) -> bytes:
 
 def load(path: Path, layout: Layout, where: dict[int, Leaf], *, place: str) -> Opening:
     """Read the opening of exactly the leaves in `where`; see `decode`."""
-    _, size = _shape(layout, where)
+    shape = _shape(layout, where)
     with open_plain(path) as file:
-        data = file.read(size + 1)
-    return decode(data, layout, where, place=place)
+        data = file.read(shape[1] + 1)
+    return _decoded(data, where, shape, place)
 
 
 def decode(data: bytes, layout: Layout, where: dict[int, Leaf], *, place: str) -> Opening:
@@ -35,7 +35,11 @@ def decode(data: bytes, layout: Layout, where: dict[int, Leaf], *, place: str) -
     Everything about the file follows from the layout and the leaves, its size and its header
     too; a file that differs is refused before anything in it is used.
     """
-    header, size = _shape(layout, where)
+    return _decoded(data, where, _shape(layout, where), place)
+
+
+def _decoded(data: bytes, where: dict[int, Leaf], shape: tuple[bytes, int], place: str) -> Opening:
+    header, size = shape
     if len(data) != size or not data.startswith(header):
         raise FormatError("the opening does not have the size or header it must", place=place)
     at = len(header)
@@ -43,9 +47,10 @@ def decode(data: bytes, layout: Layout, where: dict[int, Leaf], *, place: str) -
     if indices != list(where):
         raise FormatError("the opening shows other leaves than the mark needs", place=place)
     at += 8 * len(where)
-    chunks = {}
+    # Chunks are most of it, and are not copied out of it.
+    chunks, view = {}, memoryview(data)
     for index, leaf in where.items():
-        chunks[index] = data[at : at + leaf.length]
+        chunks[index] = view[at : at + leaf.length]
         at += leaf.length
     return Opening(chunks, tuple(data[i : i + SIZE] for i in range(at, size, SIZE)))
 
