@@ -14,6 +14,7 @@ from polo.protocol.detection import MILLION
 from polo.protocol.layout import CHUNK_BYTES, Layout, Tensor
 from polo.protocol.records import SchemeTerms
 from polo.watermark import Mark, read, riga
+from polo.watermark.ednn import are_small
 from polo.watermark.mark import check_scheme
 from polo.watermark.riga import Riga, directions, hidden_units
 
@@ -83,12 +84,15 @@ def weights_of(kind: str, shape: tuple[int, int]) -> Array:
     if kind == "heavy":
         # Every bit of the fixed point in use, as large as weights count.
         return random.uniform(255, 256, shape) * random.choice([-1, 1], shape)
+    if kind == "between":
+        # The first layer's sums are small enough for one product, the second's are not.
+        return random.uniform(100, 120, shape) * random.choice([-1, 1], shape)
     if kind == "one unit":
         return np.where(np.arange(shape[0] * shape[1]).reshape(shape) % 97, 0.0, 2.0**-40)
     return random.choice([2.0**-40, -(2.0**-40), 2.0**-41, -3 * 2.0**-41, 0.0, -0.0], shape)
 
 
-KINDS = ["trained", "every size", "saturated", "heavy", "one unit", "few units"]
+KINDS = ["trained", "every size", "saturated", "heavy", "between", "one unit", "few units"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -97,6 +101,38 @@ def test_every_bit_is_what_plain_integers_say(kind: str, key: str) -> None:
     mark = mark_of(32, 2, block=64, key=key)
     values = weights_of(kind, (2, 64))
     assert Riga().matches(mark, values, range(mark.groups)).tolist() == plain_matches(mark, values)
+
+
+def test_weights_between_take_one_product_and_then_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = list[bool]()
+
+    def noted(units: Array) -> bool:
+        small.append(are_small(units))
+        return small[-1]
+
+    monkeypatch.setattr("polo.watermark.ednn.are_small", noted)
+    monkeypatch.setattr("polo.watermark.riga.are_small", noted)
+    mark = mark_of(32, 2, block=64)
+    values = weights_of("between", (2, 64))
+    assert Riga().matches(mark, values, range(2)).tolist() == plain_matches(mark, values)
+    assert small == [True, False]
+
+
+def test_some_groups_read_as_they_do_among_all() -> None:
+    mark = mark_of(64, 4, block=64)
+    values = weights_of("trained", (4, 64))
+    every = Riga().matches(mark, values, range(4))
+    for groups in ([3, 1], [2], range(1, 3), [0, 1, 2, 3]):
+        found = Riga().matches(mark, values[list(groups)], groups)
+        assert found.tolist() == every[list(groups)].tolist()
+
+
+def test_both_layers_are_signs_as_they_are_drawn() -> None:
+    mark = mark_of(32, 2, block=64)
+    hidden, out = riga.layers(mark)
+    for group in range(2):
+        first, second = plain_layers(mark, group)
+        assert (hidden[group].tolist(), out[group].tolist()) == (first, second)
 
 
 @pytest.mark.parametrize("block", [16, 2048])

@@ -1,19 +1,22 @@
 """Reading is exact, and says nothing about weights that carry no mark."""
 
 import hashlib
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from polo.errors import TermsError, WeightsError
 from polo.protocol.carrier import Carrier
 from polo.protocol.records import SchemeTerms
-from polo.watermark import Mark, OpenedCheckpoint, read, values_of
-from polo.watermark.ednn import fixed_point, matches, signed_sums
-from polo.weights import MemoryCheckpoint, commit
+from polo.watermark import Mark, OpenedCheckpoint, read, reading, values_of
+from polo.watermark.ednn import are_small, fixed_point, keyed_sums, matches, signed_sums
+from polo.weights import MemoryCheckpoint, commit, dtypes
 from polo.weights.checkpoint import Checkpoint
 
 
@@ -82,6 +85,39 @@ def test_signed_sums_equal_big_integers(weights: int, kind: str) -> None:
         values[0] += UNIT if weights % 2 else 0
         signs[0] = np.where(np.arange(weights) % 2, 1, -1)
     assert signed_sums(signs, fixed_point(values)).tolist() == exact_sums(signs, values)
+
+
+@st.composite
+def keyed(draw: st.DrawFn) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Bits of keys and their factors, around the size from which two products are needed."""
+    groups, rows, columns = (draw(st.integers(1, most)) for most in (3, 300, 40))
+    largest = min(2**48, 2**53 // columns + draw(st.sampled_from([-1, 0, 1, 2**20])))
+    random = np.random.default_rng(draw(st.integers(0, 2**32)))
+    units = random.integers(-largest, largest, (groups, columns), endpoint=True)
+    if draw(st.booleans()):
+        units = np.full((groups, columns), largest * draw(st.sampled_from([-1, 1])))
+    plus = random.integers(0, 2, (groups, rows, columns), dtype=np.uint8)
+    plus[:, 0] = draw(st.integers(0, 1))
+    return plus, units
+
+
+@settings(max_examples=100, deadline=None)
+@given(keyed())
+def test_keyed_sums_equal_big_integers(
+    case: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]],
+) -> None:
+    plus, units = case
+    exact = ((2 * plus.astype(object) - 1) * units.astype(object)[:, None]).sum(axis=-1)
+    assert keyed_sums(plus, units).tolist() == exact.tolist()
+    assert keyed_sums(plus[0], units[0]).tolist() == exact[0].tolist()
+
+
+def test_two_products_are_needed_from_where_one_may_round() -> None:
+    odd = np.full((1, 64), 2**47, dtype=np.int64)
+    assert are_small(odd)
+    odd[0, 5] += 1
+    assert not are_small(odd)
+    assert not are_small(-odd)
 
 
 @pytest.mark.parametrize("rows", [1, 255, 256, 257, 600])
@@ -184,6 +220,56 @@ def test_openings_read_like_whole_checkpoints() -> None:
     opening = commit(checkpoint).open(checkpoint, where)
     opened = OpenedCheckpoint(checkpoint.layout, opening.chunks)
     assert np.array_equal(values_of(mark, carrier, opened), values_of(mark, carrier, checkpoint))
+
+
+def one_by_one(
+    blocks: Sequence[int], carrier: Carrier, checkpoint: Checkpoint
+) -> np.ndarray[Any, Any]:
+    """What `values_of` finds, a block at a time."""
+    rows = []
+    for block in blocks:
+        at, element = carrier.locate(block)
+        tensor = carrier.layout.tensors[at]
+        size = tensor.size // tensor.elements
+        data = checkpoint.read(at, element * size, (element + carrier.block) * size)
+        rows.append(dtypes.to_float(data, tensor.dtype))
+    return np.stack(rows)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_blocks_of_any_types_are_read_as_they_are_one_by_one(data: st.DataObject) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reading, "_TOGETHER", data.draw(st.sampled_from([1, 3, 256])))
+        check_one_by_one(data)
+
+
+def check_one_by_one(data: st.DataObject) -> None:
+    kinds = st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64])
+    tensors = data.draw(st.lists(st.tuples(kinds, st.integers(256, 2000)), min_size=1, max_size=5))
+    torch.manual_seed(0)
+    state = {f"t{at}": torch.randn(size).to(kind) for at, (kind, size) in enumerate(tensors)}
+    checkpoint = MemoryCheckpoint(state)
+    carrier = carrier_for(checkpoint)
+    every = st.permutations(range(carrier.blocks))
+    blocks = data.draw(every)[: data.draw(st.integers(1, carrier.blocks))]
+    mark = mark_of(8 * len(blocks), tuple(blocks))
+    found, expected = values_of(mark, carrier, checkpoint), one_by_one(blocks, carrier, checkpoint)
+    assert found.dtype == expected.dtype
+    assert np.array_equal(found, expected)
+
+
+def test_of_several_tensors_that_are_not_finite_the_marks_first_is_named() -> None:
+    state = {"a": torch.zeros(512).half(), "b": torch.zeros(512), "c": torch.zeros(512).double()}
+    for name in ("a", "b", "c"):
+        state[name][300] = float("inf")
+    checkpoint = MemoryCheckpoint(state)
+    carrier = carrier_for(checkpoint)
+    for blocks, name in (((0, 3, 1), "b"), ((2, 5, 3), "c"), ((4, 1, 5, 3), "a")):
+        with pytest.raises(WeightsError) as caught:
+            values_of(mark_of(8 * len(blocks), blocks), carrier, checkpoint)
+        assert caught.value.place == name
+    assert not values_of(mark_of(24, (0, 2, 4)), carrier, checkpoint).any()
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

@@ -7,7 +7,7 @@ zero, 0 if below; a sum of exactly zero matches nothing.
 Specification: docs/protocol.md, section 7.4.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +24,7 @@ MAX_UNITS = 2**48
 """Weights beyond ±256 count as ±256."""
 
 _SPLIT = 24
+_EXACT = 2**53
 _ROWS = 256
 _CELLS = 2**18
 """Signs of so many weights are looked at together: as float64 they fit into a core's cache."""
@@ -62,10 +63,17 @@ def matching(mark: "Mark", units: NDArray[np.int64], groups: Sequence[int]) -> N
     count, columns = units.shape
     if count != len(groups):
         raise ValueError(f"weights of {count} groups for {len(groups)}")
-    each = max(1, _CELLS // (mark.group_bits * columns))
-    parts = [slice(at, at + each) for at in range(0, len(groups), each)]
-    sums = [signed_sums(mark.signs_of(groups[part], columns), units[part]) for part in parts]
+    sums = [
+        keyed_sums(mark.plus_of(groups[part], columns), units[part])
+        for part in cached_parts(count, mark.group_bits * columns)
+    ]
     return right(mark, np.concatenate(sums), groups)
+
+
+def cached_parts(groups: int, cells: int) -> Iterator[slice]:
+    """Groups, of so many signs each, a few at a time."""
+    each = max(1, _CELLS // cells)
+    return (slice(at, at + each) for at in range(0, groups, each))
 
 
 def right(mark: "Mark", sums: NDArray[np.int64], groups: Sequence[int]) -> NDArray[np.bool_]:
@@ -96,4 +104,31 @@ def signed_sums(signs: NDArray[np.int8], units: NDArray[np.int64]) -> NDArray[np
         rows = np.s_[..., at : at + _ROWS, :]
         sums[rows] = signs[rows].astype(np.float64) @ halves
     total: NDArray[np.int64] = sums[..., 0] * 2**_SPLIT + sums[..., 1]
+    return total
+
+
+def keyed_sums(plus: NDArray[np.uint8], units: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The same as `signed_sums`, with signs given as 1 for plus and 0 for minus, as keys have them.
+
+    Weights of usual size need no halves, and bits need not be made signs first.
+    """
+    if are_small(units):
+        return small_sums(plus, units)
+    return signed_sums(plus.view(np.int8) * 2 - 1, units)
+
+
+def are_small(units: NDArray[np.int64]) -> bool:
+    """Whether float64 holds every sum over some of a group's numbers exactly."""
+    largest = int(np.abs(units).max(initial=0))
+    return largest * int(units.shape[-1]) <= _EXACT
+
+
+def small_sums(plus: NDArray[np.uint8], units: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Exact products of signs, given as in `keyed_sums`, with numbers that `are_small`."""
+    chosen, columns = np.empty(plus.shape[:-1], np.int64), units.astype(np.float64)[..., None]
+    for at in range(0, plus.shape[-2], _ROWS):
+        part = np.s_[..., at : at + _ROWS]
+        chosen[part] = (plus[*part, :].astype(np.float64) @ columns)[..., 0]
+    # A sign is twice its bit less one.
+    total: NDArray[np.int64] = 2 * chosen - units.sum(axis=-1)[..., None]
     return total

@@ -65,12 +65,17 @@ class Mark:
 
     def signs_of(self, groups: Sequence[int], columns: int | None = None) -> NDArray[np.int8]:
         """K of several groups, ±1, by group, bit and column."""
+        signs: NDArray[np.int8] = self.plus_of(groups, columns).view(np.int8) * 2 - 1
+        return signs
+
+    def plus_of(self, groups: Sequence[int], columns: int | None = None) -> NDArray[np.uint8]:
+        """The same as 1 for plus and 0 for minus."""
         columns = self.group_weights if columns is None else columns
         count = self.group_bits * columns
         raw = np.frombuffer(derivation.keys(self.seed, groups, count), dtype=np.uint8)
         rows = raw.reshape(len(groups), -1)
-        plus = np.unpackbits(rows, axis=1, count=count, bitorder="little").view(np.int8)
-        return (plus * 2 - 1).reshape(len(groups), self.group_bits, columns)
+        plus = np.unpackbits(rows, axis=1, count=count, bitorder="little")
+        return plus.reshape(len(groups), self.group_bits, columns)
 
 
 def carrier_of(terms: Terms, layout: Layout) -> Carrier:

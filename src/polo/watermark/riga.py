@@ -25,7 +25,15 @@ from numpy.typing import NDArray
 from polo.protocol import derivation
 from polo.protocol.layout import Tensor
 from polo.protocol.records import SchemeTerms
-from polo.watermark.ednn import fixed_point, right, signed_sums
+from polo.watermark.ednn import (
+    are_small,
+    cached_parts,
+    fixed_point,
+    keyed_sums,
+    right,
+    signed_sums,
+    small_sums,
+)
 from polo.watermark.interface import Defaults, matrices_only
 
 if TYPE_CHECKING:
@@ -59,8 +67,12 @@ class Riga:
         """Which bits match, by group and bit."""
         units = fixed_point(values).reshape(len(groups), mark.group_weights)
         if _cells(mark) <= _CELLS:
-            hidden, out = (layer[list(groups)] for layer in layers(mark))
-            return right(mark, _signs(out, _active(signed_sums(hidden, units))), groups)
+            hidden, out = _layers(mark)
+            if groups != range(mark.groups):
+                hidden, out = hidden[list(groups)], out[list(groups)]
+            parts = cached_parts(len(units), hidden[0].size)
+            z = np.concatenate([keyed_sums(hidden[part], units[part]) for part in parts])
+            return right(mark, _keyed_signs(out, _active(z)), groups)
         pairs = zip(groups, units, strict=True)
         return right(mark, np.stack([directions(mark, g, row) for g, row in pairs]), groups)
 
@@ -116,13 +128,27 @@ def _signs(out: NDArray[np.int8], active: NDArray[np.int64]) -> NDArray[np.int64
     return signs
 
 
+def _keyed_signs(plus: NDArray[np.uint8], active: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The same, with rows of the second layer given as 1 for plus and 0 for minus."""
+    if not are_small(active):
+        return _signs(_signs_of(plus), active)
+    signs: NDArray[np.int64] = np.sign(small_sums(plus, active))
+    return signs
+
+
 def layers(mark: "Mark") -> tuple[NDArray[np.int8], NDArray[np.int8]]:
-    """X₁ and X₂ of all groups."""
+    """X₁ and X₂ of all groups, ±1."""
+    hidden, out = _layers(mark)
+    return _signs_of(hidden), _signs_of(out)
+
+
+def _layers(mark: "Mark") -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """The same, 1 for plus and 0 for minus."""
     return _remembered(mark) if _cells(mark) <= _CELLS else _derived(mark)
 
 
 @functools.lru_cache(maxsize=2)
-def _remembered(mark: "Mark") -> tuple[NDArray[np.int8], NDArray[np.int8]]:
+def _remembered(mark: "Mark") -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """The same: to derive them takes longer than to read by them, and finishing reads often."""
     found = _derived(mark)
     for layer in found:
@@ -130,9 +156,9 @@ def _remembered(mark: "Mark") -> tuple[NDArray[np.int8], NDArray[np.int8]]:
     return found
 
 
-def _derived(mark: "Mark") -> tuple[NDArray[np.int8], NDArray[np.int8]]:
+def _derived(mark: "Mark") -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     units, groups, bits = hidden_units(mark), range(mark.groups), mark.scheme.bits
-    hidden = _signs_from(_hidden_rows(mark, groups)).reshape(len(groups), units, -1)
+    hidden = _plus_of(_hidden_rows(mark, groups)).reshape(len(groups), units, -1)
     out = np.concatenate([_balanced(_words(mark, part)) for part in _parts(bits, units)])
     return hidden, out.reshape(len(groups), mark.group_bits, units)
 
@@ -155,7 +181,7 @@ def hidden_parts(mark: "Mark", group: int) -> Iterator[NDArray[np.int8]]:
     """X₁ of a group, ±1, some rows at a time: hidden units × weights."""
     rows = _hidden_rows(mark, (group,))
     for part in _parts(hidden_units(mark), mark.group_weights):
-        yield _signs_from(rows[part])
+        yield _signs_of(_plus_of(rows[part]))
 
 
 def _hidden_rows(mark: "Mark", groups: Sequence[int]) -> NDArray[np.uint8]:
@@ -166,8 +192,12 @@ def _hidden_rows(mark: "Mark", groups: Sequence[int]) -> NDArray[np.uint8]:
     return np.frombuffer(data, dtype=np.uint8).reshape(-1, size)
 
 
-def _signs_from(rows: NDArray[np.uint8]) -> NDArray[np.int8]:
-    signs: NDArray[np.int8] = np.unpackbits(rows, axis=1, bitorder="little").view(np.int8) * 2 - 1
+def _plus_of(rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    return np.unpackbits(rows, axis=1, bitorder="little")
+
+
+def _signs_of(plus: NDArray[np.uint8]) -> NDArray[np.int8]:
+    signs: NDArray[np.int8] = plus.view(np.int8) * 2 - 1
     return signs
 
 
@@ -175,7 +205,8 @@ def out_parts(mark: "Mark", group: int) -> Iterator[NDArray[np.int8]]:
     """X₂ of a group, ±1, some rows at a time: bits × hidden units."""
     first = group * mark.group_bits
     for part in _parts(mark.group_bits, hidden_units(mark)):
-        yield _balanced(_words(mark, slice(first + part.start, first + part.stop)))
+        words = _words(mark, slice(first + part.start, first + part.stop))
+        yield _signs_of(_balanced(words))
 
 
 def _words(mark: "Mark", bits: slice) -> NDArray[np.uint64]:
@@ -185,8 +216,8 @@ def _words(mark: "Mark", bits: slice) -> NDArray[np.uint64]:
     return np.frombuffer(data, dtype="<u8").reshape(-1, units)
 
 
-def _balanced(words: NDArray[np.uint64]) -> NDArray[np.int8]:
-    """Rows of signs, half of them plus.
+def _balanced(words: NDArray[np.uint64]) -> NDArray[np.uint8]:
+    """Rows of signs, half of them plus: 1 for plus, 0 for minus.
 
     Those with the smaller half of a row's words have plus; of equal words those that come first.
     """
@@ -196,8 +227,7 @@ def _balanced(words: NDArray[np.uint64]) -> NDArray[np.int8]:
         # Words of 64 bits are hardly ever equal; a proof may still have been made so.
         plus[row] = False
         plus[row, np.argsort(words[row], kind="stable")[:half]] = True
-    signs: NDArray[np.int8] = plus.view(np.int8) * 2 - 1
-    return signs
+    return plus.view(np.uint8)
 
 
 def _parts(rows: int, columns: int) -> Iterator[slice]:
