@@ -229,6 +229,14 @@ def test_the_page_shows_what_was_refused() -> None:
     assert "| fedipr | 256 |" not in page.partition("## Small")[2]
 
 
+def test_models_that_marks_ruined_are_named_where_they_do_not_count() -> None:
+    assert "their own marks had cost" not in page_of(UNMARKED, MARKED)
+    ruined = replace(MARKED, scheme="signed", accuracy=0.9, least_forged=0.5)
+    page = page_of(UNMARKED, MARKED, ruined)
+    assert "1 model that their own marks had cost more than 2 points (signed on digits)" in page
+    assert "less than half a point in 1 of 1 models, and at most 0.0 points" in page
+
+
 def test_a_training_that_diverged_is_no_row_of_a_table() -> None:
     lost = Line("schemes", MARKED.settings(), lines.DIVERGED, note="the loss is nan")
     page = schemes_report.page({"small": Recording([line_of(UNMARKED), lost], [RUN])})
