@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.prover.script import EASY, Enrol, Run
 from torch import nn
 
 import polo
@@ -20,55 +21,6 @@ from polo.errors import CapacityError, ChainError, TermsError, WeightsError
 from polo.prover import EmbeddingWarning
 from polo.prover.training import Training
 from polo.storage.folder import ProofFolder
-
-Enrol = Callable[..., polo.OfflineEnrolment]
-EASY = {"budget": 1.0, "strength": 0.05}
-
-
-class Run:
-    """A training script on one store; `again` is the next start of the same script."""
-
-    def __init__(self, task: Any, enrolment: Any, key: polo.Identity, path: Path) -> None:
-        torch.manual_seed(0)
-        self.task, self.enrolment, self.key, self.path = task, enrolment, key, path
-        self.model = task.build_model()
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
-        self.prover = polo.Prover(enrolment, key=key, store=path)
-
-    def attach(self) -> Any:
-        evaluate = lambda: self.task.evaluate(self.model)  # noqa: E731
-        return self.prover.attach(self.model, self.optimizer, evaluate=evaluate)
-
-    def epoch(self) -> Any:
-        self.task.train_epoch(self.model, self.optimizer)
-        return self.prover.end_epoch()
-
-    def again(self) -> "Run":
-        self.prover.close()
-        return Run(self.task, self.enrolment, self.key, self.path)
-
-
-@pytest.fixture
-def run(
-    task: Any, enrol: Enrol, alice: polo.Identity, issuer: polo.Identity, tmp_path: Path
-) -> Any:
-    """A run with two sealed shards; whatever a test does to it, the store must survive it."""
-    begun = Run(task, enrol(**EASY), alice, tmp_path / "proof")
-    begun.attach()
-    for _ in range(2):
-        assert begun.epoch().sealed
-    sealed = ProofFolder(begun.path).manifest().shards
-    yield begun
-    following = begun.again()
-    kept = ProofFolder(begun.path).manifest().shards
-    assert kept[:2] == sealed
-    with following.attach():
-        assert following.prover.epoch == sum(shard.epochs for shard in kept)
-        for _ in range(2):
-            assert following.epoch().sealed
-    assert following.prover.finish().shards == len(kept) + 2
-    verdict = polo.verify(begun.path, trust=issuer.public_key, task=task)
-    assert verdict.outcome is polo.Outcome.ACCEPTED, verdict.headline()
 
 
 def add_parameter(model: nn.Module) -> None:
@@ -158,15 +110,6 @@ def test_undoing_the_change_is_enough_to_go_on(run: Run) -> None:
     assert run.epoch().sealed
 
 
-@pytest.fixture
-def loose(task: Any, enrol: Enrol, alice: polo.Identity, tmp_path: Path) -> Any:
-    """A run that a test may finish itself."""
-    begun = Run(task, enrol(**EASY), alice, tmp_path / "proof")
-    begun.attach()
-    yield begun
-    begun.prover.close()
-
-
 def accepted(run: Run, issuer: polo.Identity) -> bool:
     verdict = polo.verify(run.path, trust=issuer.public_key, task=run.task)
     return verdict.outcome is polo.Outcome.ACCEPTED
@@ -252,166 +195,6 @@ def test_finish_does_not_seal_a_tail_that_diverged(run: Run) -> None:
         run.model[5].bias[0] = float("nan")
     with pytest.raises(WeightsError, match="not finite"):
         run.prover.finish()
-
-
-# Optimizers that do not step.
-
-
-def test_an_epoch_without_a_step_is_told_and_two_are_refused(run: Run) -> None:
-    with pytest.warns(EmbeddingWarning, match="has made no step in this epoch") as told:
-        assert run.prover.end_epoch().sealed is None
-    assert told[0].filename == __file__
-    with pytest.raises(ChainError, match="no step in two epochs") as caught:
-        run.prover.end_epoch()
-    assert "GradScaler" in caught.value.advice
-
-
-def test_steps_after_an_idle_epoch_make_it_good(run: Run) -> None:
-    with pytest.warns(EmbeddingWarning):
-        run.prover.end_epoch()
-    assert run.epoch().sealed
-    with pytest.warns(EmbeddingWarning):
-        run.prover.end_epoch()
-
-
-@pytest.mark.parametrize("how", ["made anew", "copied", "fused"])
-def test_training_with_another_optimizer_is_told_at_once(run: Run, how: str) -> None:
-    if how == "copied":
-        model, optimizer = copy.deepcopy((run.model, run.optimizer))
-        run.task.train_epoch(model, optimizer)
-        run.model.load_state_dict(model.state_dict())
-    else:
-        options: dict[str, Any] = {"fused": True} if how == "fused" else {}
-        other = torch.optim.AdamW(run.model.parameters(), lr=0.01, **options)
-        run.task.train_epoch(run.model, other)
-    with pytest.raises(ChainError, match="attached has made no step") as caught:
-        run.prover.end_epoch()
-    assert "prover.attach(model, optimizer)" in caught.value.advice
-
-
-def test_who_only_checks_is_told_of_another_optimizer(run: Run) -> None:
-    assert run.prover.check().sealed is None
-    other = torch.optim.AdamW(run.model.parameters(), lr=0.01)
-    run.task.train_epoch(run.model, other)
-    with pytest.raises(ChainError, match="attached has made no step"):
-        run.prover.check()
-
-
-@pytest.mark.parametrize("wrapped", [False, True])
-def test_an_optimizer_made_anew_within_a_shard_is_told(run: Run, wrapped: bool) -> None:
-    run.task.train_step(run.model, run.optimizer, _batches(run)[0])
-    other: Any = torch.optim.AdamW(run.model.parameters(), lr=0.01)
-    other = _Wrapper(other, often=1) if wrapped else other
-    run.task.train_epoch(run.model, other)
-    with pytest.raises(ChainError, match=r"another optimizer \(AdamW\)") as caught:
-        run.prover.end_epoch()
-    assert "Attach the optimizer whose step() you call" in caught.value.advice
-
-
-@pytest.mark.parametrize("often", [1, 3])
-def test_a_wrapper_that_steps_the_attached_optimizer_is_no_other(run: Run, often: int) -> None:
-    wrapper = _Wrapper(run.optimizer, often=often)
-    for _ in range(3):
-        run.task.train_epoch(run.model, wrapper)
-    assert run.prover.end_epoch().sealed
-
-
-def test_an_optimizer_of_something_else_is_no_other(run: Run) -> None:
-    critic = nn.Linear(2, 1)
-    own = torch.optim.SGD(critic.parameters(), lr=0.1)
-    for batch in _batches(run):
-        run.task.train_step(run.model, run.optimizer, batch)
-        critic(torch.ones(2)).sum().backward()
-        own.step()
-    assert run.prover.end_epoch().sealed
-
-
-def test_who_lets_go_of_an_optimizer_frees_it(run: Run) -> None:
-    from torch.optim import optimizer as shared
-
-    assert run.epoch().sealed
-    hooks = len(shared._global_optimizer_post_hooks)
-    run.prover.detach()
-    assert len(shared._global_optimizer_post_hooks) == hooks - 1
-    run.attach()
-
-
-def _batches(run: Run) -> list[dict[str, torch.Tensor]]:
-    return [{"label": labels, "point": points} for points, labels in run.task.batches()]
-
-
-class _Wrapper(torch.optim.Optimizer):
-    """Another optimizer's parameters, and a step of it every so often."""
-
-    def __init__(self, wrapped: torch.optim.Optimizer, *, often: int) -> None:
-        super().__init__([{"params": group["params"]} for group in wrapped.param_groups], {})
-        self._wrapped, self._often, self._asked = wrapped, often, 0
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        self._asked += 1
-        if self._asked % self._often == 0:
-            self._wrapped.step(closure)
-
-
-@pytest.mark.parametrize("block", ["open", "ended"])
-def test_finish_tells_of_an_optimizer_that_never_stepped(loose: Run, block: str) -> None:
-    other = torch.optim.AdamW(loose.model.parameters(), lr=0.01)
-    loose.task.train_epoch(loose.model, other)
-    if block == "ended":
-        loose.prover.detach()
-    with pytest.raises(ChainError, match="attached has made no step"):
-        loose.prover.finish()
-    assert loose.prover.finish(seal=False).shards == 0
-
-
-def test_a_run_without_any_step_is_finished_as_it_is(loose: Run) -> None:
-    loose.model.half()
-    assert loose.prover.finish().shards == 0
-
-
-def test_an_epoch_without_any_step_is_no_run(loose: Run) -> None:
-    with pytest.warns(EmbeddingWarning, match="no step in this epoch"):
-        loose.prover.end_epoch()
-    with pytest.raises(ChainError, match="no step in any epoch") as caught:
-        loose.prover.finish()
-    assert caught.value.advice
-    loose.task.train_epoch(loose.model, loose.optimizer)
-    loose.prover.end_epoch()
-    assert loose.prover.finish().shards == 1
-
-
-def test_a_scaler_that_skips_every_step_is_told(run: Run) -> None:
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    for epoch in range(2):
-        for points, labels in run.task.batches():
-            run.optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(run.model(points), labels)
-            scaler.scale(loss * float("nan")).backward()
-            scaler.step(run.optimizer)
-            scaler.update()
-        if epoch:
-            with pytest.raises(ChainError, match="no step in two epochs"):
-                run.prover.end_epoch()
-        else:
-            with pytest.warns(EmbeddingWarning, match="GradScaler skips every step"):
-                run.prover.end_epoch()
-
-
-def test_an_epoch_can_be_ended_again_after_its_sealing_failed(loose: Run) -> None:
-    loose.task.train_epoch(loose.model, loose.optimizer)
-    for _ in range(3):
-        with pytest.raises(ZeroDivisionError):
-            loose.prover.end_epoch(evaluate=lambda: 1 / 0)
-    assert loose.prover.end_epoch(evaluate=lambda: 0.5).sealed
-
-
-def test_end_epoch_before_attach(
-    enrol: Enrol, alice: polo.Identity, task: Any, tmp_path: Path
-) -> None:
-    prover = polo.Prover(enrol(), key=alice, store=tmp_path / "proof")
-    with pytest.raises(ChainError, match="before attach"):
-        prover.end_epoch()
-    prover.close()
 
 
 # Two provers, and copies.
