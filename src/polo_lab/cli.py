@@ -171,7 +171,8 @@ def docs(*, results: Results = lines.FOLDER, out: Path | None = None) -> None:
     results
         Folder of recorded lines.
     out
-        Folder to write into; by default the documents of this checkout.
+        Folder to write pages into; by default the documents of this checkout. Figures lie with
+        the lines that they are drawn from.
     """
     from polo_lab.experiments import pages
 
