@@ -1,13 +1,28 @@
 """Runs that tests do something to under way, on stores that must survive it."""
 
+import importlib.util
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.prover.script import EASY, Enrol, Run
 
 import polo
 from polo.storage.folder import ProofFolder
+
+
+def _load(name: str) -> Any:
+    """A module beside this one, there for tests as `import name`."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+_script = _load("training_script")
+EASY, Enrol, Run = _script.EASY, _script.Enrol, _script.Run
 
 
 @pytest.fixture

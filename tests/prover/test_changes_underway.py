@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.prover.script import EASY, Enrol, Run
 from torch import nn
+from training_script import EASY, Enrol, Run
 
 import polo
 from polo.errors import CapacityError, ChainError, TermsError, WeightsError

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.prover.script import Enrol, Run
 from torch import nn
+from training_script import Enrol, Run
 
 import polo
 from polo.errors import ChainError
@@ -66,6 +66,9 @@ def test_an_optimizer_made_anew_within_a_shard_is_told(run: Run, wrapped: bool) 
     with pytest.raises(ChainError, match=r"another optimizer \(AdamW\)") as caught:
         run.prover.end_epoch()
     assert "Attach the optimizer whose step() you call" in caught.value.advice
+    # Nor is it made good by attaching it now: what it did so far is in the weights.
+    with pytest.raises(ChainError, match=r"another optimizer \(AdamW\)"):
+        run.prover.attach(run.model, other)
 
 
 @pytest.mark.parametrize("often", [1, 3])

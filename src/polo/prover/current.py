@@ -170,6 +170,8 @@ class CurrentShard:
         Args:
             training: What the hook is about to be moved to.
         """
+        if self.watched and self._unwatched:
+            self._unwatched.check()
         kept = self.training.trace() if self.watched else self._left
         if kept is not None and kept != training.trace():
             raise ChainError(
